@@ -1,0 +1,1 @@
+"""lagzero trains language models with reinforcement learning, and keeps the systems out of the math."""
