@@ -23,7 +23,8 @@ TOKEN = np.dtype(
         ("logprob", np.float32),  # behaviour log-prob, nats; NaN where nothing was sampled
         ("version", np.int32),  # policy version that sampled it; -1 where nothing was sampled
         ("trained", np.bool_),  # whether the loss sees it
-    ]
+    ],
+    align=True,
 )
 
 

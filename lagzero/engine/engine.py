@@ -1,0 +1,206 @@
+"""The engine: requests in, completions out, one model forward a step.
+
+A request's life: ``add`` puts it in the waiting line; ``step`` computes its prompt once, forks its
+members onto the shared pages, draws one token for each running member and returns those that ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lagzero.engine.attention import KVCache
+from lagzero.engine.blocks import PagePool
+from lagzero.engine.request import Completion, Request, Sequence
+from lagzero.engine.runner import PolicyModel, probe_kv_shapes, run
+from lagzero.engine.sampler import sample, uniforms
+from lagzero.engine.scheduler import Scheduler
+from lagzero.engine.stopping import Decoder, final_text, finish_reason
+from lagzero.errors import LagzeroError
+from lagzero.types import Finish, sampled_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """Sizes of one engine."""
+
+    max_running: int = 128  # sequences decoded together
+    page_size: int = 16  # tokens a page
+    kv_cache_tokens: int = 65536  # in all sequences together
+    prefill_chunk_tokens: int = 512  # prompt tokens computed in one step
+    prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """Totals since the engine was made."""
+
+    num_steps: int
+    num_sampled_tokens: int
+    num_preemptions: int
+    num_prompt_tokens: int  # of admitted sequences
+    num_cached_tokens: int  # of those, found in the prefix cache
+    max_used_pages: int
+
+
+class Engine:
+    """Continuous batching on one device. Not thread-safe: one thread calls it at a time."""
+
+    def __init__(
+        self, policy: PolicyModel, decoder: Decoder, limits: EngineLimits, version: int = 0
+    ):
+        self.policy = policy
+        self.limits = limits
+        self.version = version
+        self._decoder = decoder
+        self._shapes = probe_kv_shapes(policy).shapes
+        self._cache: KVCache | None = None
+        num_pages = -(-limits.kv_cache_tokens // limits.page_size)
+        self._scheduler = Scheduler(
+            PagePool(num_pages, limits.page_size),
+            limits.max_running,
+            limits.prefill_chunk_tokens,
+            limits.prefix_cache,
+        )
+        self._finished: list[Completion] = []
+        self._num_steps = 0
+        self._num_sampled = 0
+        self._max_used_pages = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``step`` would do or return anything."""
+        return bool(self._scheduler.running or self._scheduler.waiting or self._finished)
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Totals since the engine was made."""
+        s = self._scheduler
+        return EngineCounters(
+            self._num_steps,
+            self._num_sampled,
+            s.num_preemptions,
+            s.num_prompt_tokens,
+            s.num_cached_tokens,
+            self._max_used_pages,
+        )
+
+    def add(self, request: Request) -> None:
+        """Accept a request. Members that cannot sample a token finish at the next ``step``.
+
+        Raises LagzeroError for an empty prompt, and when one sequence of this request, at its
+        longest, would not fit the whole KV cache.
+        """
+        if not request.prompt_ids:
+            raise LagzeroError(f"request {request.id}: the prompt has no tokens")
+        longest = min(
+            len(request.prompt_ids) + request.sampling.max_new_tokens, self.policy.context_limit
+        )
+        if longest > self._scheduler.pool.num_pages * self.limits.page_size:
+            raise LagzeroError(
+                f"request {request.id} may grow to {longest} tokens, but the KV cache holds "
+                f"{self.limits.kv_cache_tokens}; raise engine.kv_cache_tokens or lower "
+                "rollout.max_new_tokens"
+            )
+        members = [
+            Sequence(request, member, list(request.prompt_ids))
+            for member in range(len(request.seeds))
+        ]
+        ended = finish_reason(members[0], self._decoder, self.policy.context_limit)
+        if ended is not None:
+            self._finished.extend(self._completion(seq, ended) for seq in members)
+            return
+        leader, *leader.followers = members
+        self._scheduler.waiting.append(leader)
+
+    def step(self) -> list[Completion]:
+        """Compute one forward pass and return the members that ended."""
+        finished, self._finished = self._finished, []
+        scheduler = self._scheduler
+        if not (scheduler.running or scheduler.waiting):
+            return finished
+        schedule = scheduler.schedule(self.version)
+        if self._cache is None:
+            pool = scheduler.pool
+            self._cache = KVCache(
+                self._shapes, pool.num_pages, pool.page_size, self.policy.dtype, self.policy.device
+            )
+        self._cache.copy_pages(schedule.copies)
+        logits = run(self.policy, self._cache, schedule.work)
+        self._num_steps += 1
+        self._max_used_pages = max(self._max_used_pages, scheduler.pool.num_used)
+        drawing: list[Sequence] = []
+        rows: list[int] = []
+        row = 0
+        for work in schedule.work:
+            scheduler.computed(work, self.version)
+            if work.sequence.num_pending == 0:
+                group = [work.sequence, *scheduler.fork(work.sequence)]
+                drawing.extend(group)
+                rows.extend([row] * len(group))
+                row += 1
+        if drawing:
+            if len(rows) != logits.shape[0]:
+                logits = logits[torch.tensor(rows, device=logits.device)]
+            self._draw(logits, drawing)
+        for seq in drawing:
+            ended = finish_reason(seq, self._decoder, self.policy.context_limit)
+            if ended is not None:
+                finished.append(self._completion(seq, ended))
+                scheduler.remove(seq)
+        return finished
+
+    def _draw(self, logits: torch.Tensor, drawing: list[Sequence]) -> None:
+        seeds = np.array([s.request.seeds[s.member] for s in drawing], np.uint64)
+        counters = np.array([s.num_new for s in drawing], np.uint64)
+        with torch.inference_mode():
+            ids, logprobs = sample(
+                logits, [s.request.sampling for s in drawing], uniforms(seeds, counters)
+            )
+        for seq, token, logprob in zip(drawing, ids, logprobs, strict=True):
+            seq.ids.append(token)
+            seq.logprobs.append(logprob)
+            seq.versions.append(self.version)
+        self._num_sampled += len(drawing)
+
+    def _completion(self, seq: Sequence, finish: Finish) -> Completion:
+        tokens = sampled_tokens(seq.ids[seq.num_prompt :], seq.logprobs, seq.versions)
+        text = final_text(seq, self._decoder)
+        return Completion(seq.request.id, seq.member, tokens, text, finish, self.version)
+
+    def abort(self, request_ids: Iterable[int]) -> list[Completion]:
+        """Take requests back and return what their unfinished members sampled so far."""
+        wanted = set(request_ids)
+        stopped: list[Completion] = []
+        scheduler = self._scheduler
+        for seq in [*scheduler.running, *scheduler.waiting]:
+            if seq.request.id not in wanted:
+                continue
+            for member in (seq, *seq.followers):
+                stopped.append(self._completion(member, Finish.ABORT))
+            seq.followers = []
+            scheduler.remove(seq)
+        return stopped
+
+    def weights_changed(self, version: int) -> None:
+        """Announce that the policy's weights are now those of ``version``.
+
+        Cached prefixes of the old weights are no longer found. Sequences that are running keep
+        their keys and values and go on under the new version, which tags their next tokens.
+        """
+        self.version = version
+        self._scheduler.weights_changed()
+
+    def release_memory(self) -> None:
+        """Give the KV cache's memory back while no sequence needs it. Raises if one does."""
+        if self._scheduler.running or self._scheduler.waiting:
+            raise LagzeroError("the KV cache cannot be released while sequences are unfinished")
+        self._scheduler.weights_changed()
+        self._cache = None
+
+    def check_integrity(self) -> None:
+        """Assert that pages, references and sequences agree."""
+        self._scheduler.check_integrity()

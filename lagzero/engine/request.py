@@ -1,0 +1,114 @@
+"""What the engine is asked for, what it keeps while it works, and what it returns."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from lagzero.types import Array, Finish
+
+
+def derive_seed(*parts: object) -> int:
+    """Return a 64-bit seed that depends on every part, the same in every process and on every run."""
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn.
+
+    ``temperature`` 0 takes the most likely token. Truncation keeps, in this order, the ``top_k``
+    most likely tokens (0: all), the smallest set with mass >= ``top_p``, and those with at least
+    ``min_p`` times the highest probability. Log-probs are of the distribution that was drawn from:
+    after temperature and truncation. At temperature 0, where that would be 0 for every token, they
+    are of the untempered distribution.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    include_stop: bool = True  # keep the stop string in ``text``; ids always keep its last token
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name}={value} is not {valid}"
+            for name, value, ok, valid in (
+                ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 0, ">= 0"),
+                ("temperature", self.temperature, self.temperature >= 0, ">= 0"),
+                ("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
+                ("top_k", self.top_k, self.top_k >= 0, ">= 0"),
+                ("min_p", self.min_p, 0 <= self.min_p < 1, "in [0, 1)"),
+                ("stop_strings", self.stop_strings, all(self.stop_strings), "non-empty texts"),
+            )
+            if not ok
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens can never be drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt, sampled once for each seed. The members share the prompt's KV pages."""
+
+    id: int
+    prompt_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished member of a request: a ``TOKEN`` array [T] of what was sampled, and its text."""
+
+    request_id: int
+    member: int
+    tokens: Array
+    text: str
+    finish: Finish
+    version: int  # policy version in force when it finished, also when no token was sampled
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The engine's own state of one member.
+
+    ``ids`` is prompt and sampled tokens; the first ``num_computed`` of them have keys and values in
+    ``pages``. A sequence decodes when exactly one id is not computed yet.
+    """
+
+    request: Request
+    member: int
+    ids: list[int]
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+    pages: list[int] = field(default_factory=list[int])
+    num_computed: int = 0
+    num_named: int = 0  # leading pages whose content is in the prefix cache
+    name: bytes = b""  # chain hash of those pages
+    nameable: bool = True  # False once its pages hold keys of more than one policy version
+    followers: list[Sequence] = field(default_factory=list["Sequence"])
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_new(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.ids) - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Ids whose keys and values are not in the cache."""
+        return len(self.ids) - self.num_computed

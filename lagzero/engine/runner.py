@@ -1,0 +1,73 @@
+"""Turn one schedule into tensors, run the model once, return the logits of the rows that sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from lagzero.engine.attention import KVCache, PagedPlan, ShapeProbe
+from lagzero.engine.scheduler import Work
+from lagzero.numerics.attention import AttentionPlan
+
+
+class PolicyModel(Protocol):
+    """What the engine needs of a language model."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of weights, keys and values."""
+        ...
+
+    @property
+    def context_limit(self) -> int:
+        """Most tokens of one sequence."""
+        ...
+
+    def hidden(
+        self, ids: torch.Tensor, position_ids: torch.Tensor, plan: AttentionPlan
+    ) -> torch.Tensor:
+        """Return the last hidden states [T, D] of ids [T]."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [N, V] of hidden states [N, D]."""
+        ...
+
+
+def probe_kv_shapes(policy: PolicyModel) -> ShapeProbe:
+    """Run one token through the model and see what keys and values its layers make."""
+    probe = ShapeProbe()
+    zero = torch.zeros(1, dtype=torch.long, device=policy.device)
+    with torch.inference_mode():
+        policy.hidden(zero, zero, probe)
+    return probe
+
+
+def run(policy: PolicyModel, cache: KVCache, works: Sequence[Work]) -> torch.Tensor:
+    """Compute ``works`` and return the logits [N, V] of those that end with their newest id."""
+    ids: list[int] = []
+    positions: list[int] = []
+    samples: list[int] = []
+    for work in works:
+        end = work.start + work.count
+        ids.extend(work.sequence.ids[work.start : end])
+        positions.extend(range(work.start, end))
+        if end == len(work.sequence.ids):
+            samples.append(len(ids) - 1)
+    device = policy.device
+    with torch.inference_mode():
+        hidden = policy.hidden(
+            torch.tensor(ids, device=device),
+            torch.tensor(positions, device=device),
+            PagedPlan(cache, works, device),
+        )
+        if len(samples) != len(ids):  # the head is the largest matrix: only rows that sample
+            hidden = hidden[torch.tensor(samples, dtype=torch.long, device=device)]
+        return policy.logits(hidden)
