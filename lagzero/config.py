@@ -93,7 +93,7 @@ class EngineConfig(Block):
 
     dtype: Literal["same", "float32", "bfloat16"] = "same"  # same: share the trainer's weights
     max_running: PositiveInt = 128  # sequences decoded together
-    page_size: PositiveInt = 16  # tokens a page
+    page_size: PositiveInt = 32  # tokens a page
     kv_cache_tokens: PositiveInt | None = None  # None: from kv_cache_share of free memory
     kv_cache_share: Share = 0.25
     prefill_chunk_tokens: PositiveInt = 512  # prompt tokens computed in one engine step

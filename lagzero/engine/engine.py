@@ -28,7 +28,7 @@ class EngineLimits:
     """Sizes of one engine."""
 
     max_running: int = 128  # sequences decoded together
-    page_size: int = 16  # tokens a page
+    page_size: int = 32  # tokens a page
     kv_cache_tokens: int = 65536  # in all sequences together
     prefill_chunk_tokens: int = 512  # prompt tokens computed in one step
     prefix_cache: bool = True

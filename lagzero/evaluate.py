@@ -1,0 +1,54 @@
+"""Measure a policy on held-out prompts. Sees protocols, and no backend."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from lagzero.protocols import Generator, PromptSource, Scorer
+from lagzero.types import Finish, Outcome, ScoredGroup
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """What a policy got on held-out prompts.
+
+    ``accuracy`` is the share of scored rollouts whose first reward is at least 1.
+    """
+
+    accuracy: float | None  # None when no rollout could be scored
+    mean_reward: float | None
+    num_prompts: int
+    num_scored: int
+    num_unscored: int
+    mean_tokens: float
+    truncated_share: float  # rollouts cut by a limit
+
+
+async def evaluate(
+    source: PromptSource, generator: Generator, scorer: Scorer, num_prompts: int, verdict: str
+) -> EvalResult:
+    """Play the first ``num_prompts`` prompts once and judge them; ``verdict`` names the reward that
+    says whether an answer is right."""
+    prompts = [(i, p) for i in range(num_prompts) if (p := source.at(i)) is not None]
+    groups = await asyncio.gather(*(generator.play(i, prompt) for i, prompt in prompts))
+    scored = await asyncio.gather(*(scorer.score(group) for group in groups))
+    return summarise(list(scored), verdict)
+
+
+def summarise(groups: list[ScoredGroup], verdict: str) -> EvalResult:
+    """Reduce scored groups to the figures of an evaluation."""
+    rollouts = [r for g in groups for r in g.group.rollouts]
+    scores = [s for g in groups for s in g.scores if s.outcome is Outcome.SCORED]
+    values = [s.value for s in scores if s.value is not None]
+    right = [s.parts[verdict] >= 1 for s in scores]
+    cut = sum(r.finish in (Finish.LENGTH, Finish.CONTEXT) for r in rollouts)
+    return EvalResult(
+        accuracy=sum(right) / len(right) if right else None,
+        mean_reward=sum(values) / len(values) if values else None,
+        num_prompts=len(groups),
+        num_scored=len(scores),
+        num_unscored=len(rollouts) - len(scores),
+        mean_tokens=sum(len(r.tokens) for r in rollouts) / max(1, len(rollouts)),
+        truncated_share=cut / max(1, len(rollouts)),
+    )

@@ -1,0 +1,111 @@
+"""One machine, one process: a compute thread for the model, and the gate that makes stages take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import ParamSpec, Protocol, TypeVar
+
+from lagzero.types import Batch, StepStats
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ComputeThread:
+    """The one thread that touches the model.
+
+    Engine steps, optimiser steps and weight updates are calls on it, so no two of them overlap. A
+    single thread also keeps one pool of math threads instead of one for each caller.
+    """
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="lagzero-compute")
+
+    async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run ``function`` on the thread. A call that has begun ends before this returns, even
+        when the caller is cancelled."""
+        future = asyncio.get_running_loop().run_in_executor(
+            self._executor, lambda: function(*args, **kwargs)
+        )
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not future.cancel():
+                await asyncio.wait([future])
+            raise
+
+    def submit(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run ``function`` on the thread after what is already queued, without waiting for it."""
+        self._executor.submit(function, *args, **kwargs)
+
+    def close(self) -> None:
+        """End the thread after what it runs now."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+
+class TurnGate:
+    """Stages that share run together; an exclusive stage waits for them and runs alone."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Condition()
+        self._num_shared = 0
+        self._exclusive = False
+
+    @asynccontextmanager
+    async def shared(self, stage: str) -> AsyncIterator[None]:
+        """Enter beside other shared stages, once no exclusive stage runs."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._exclusive)
+            self._num_shared += 1
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._num_shared -= 1
+                self._changed.notify_all()
+
+    @asynccontextmanager
+    async def exclusive(self, stage: str) -> AsyncIterator[None]:
+        """Enter alone, once every stage that runs has left."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._exclusive and self._num_shared == 0)
+            self._exclusive = True
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._exclusive = False
+                self._changed.notify_all()
+
+
+class BlockingTrainer(Protocol):
+    """A trainer whose step blocks its thread."""
+
+    def step(self, batch: Batch) -> StepStats:
+        """Take one optimiser step."""
+        ...
+
+
+class ThreadTrainer:
+    """A blocking trainer on the compute thread, as the loop wants it."""
+
+    def __init__(self, trainer: BlockingTrainer, compute: ComputeThread):
+        self._trainer = trainer
+        self._compute = compute
+
+    async def step(self, batch: Batch) -> StepStats:
+        """Take one optimiser step without blocking the event loop."""
+        return await self._compute.call(self._trainer.step, batch)
+
+
+async def gather_or_cancel(tasks: Sequence[asyncio.Task[R]]) -> list[R]:
+    """Return all results in order; on a failure or cancellation, cancel the rest and wait for them."""
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,45 @@
+"""Hand finished groups over in start order, within a window."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class WindowedBuffer(Generic[T]):
+    """Finished items, keyed by start index, handed over in start order within a window.
+
+    An item may leave when its index is below ``first + window``, where ``first`` is the lowest
+    index that has not left yet; among those, the one that finished first leaves first. Window 1 is
+    strict start order; None has no bound (first finished, first out), which favours short items.
+    """
+
+    def __init__(self, window: int | None = 1, first: int = 0):
+        if window is not None and window < 1:
+            raise ValueError(f"window={window}; it is at least 1, or None for no bound")
+        self.window = window
+        self.first = first
+        self._items: dict[int, T] = {}  # in finishing order
+        self._gone: set[int] = set()  # left already, at or above first
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, index: int, item: T) -> None:
+        """Accept a finished item. Raises ValueError for an index that was seen before."""
+        if index in self._items or index in self._gone or index < self.first:
+            raise ValueError(f"item {index} was handed in twice")
+        self._items[index] = item
+
+    def pop(self) -> tuple[int, T] | None:
+        """Return the next (index, item) that may leave, or None while there is none."""
+        for index in self._items:
+            if self.window is None or index < self.first + self.window:
+                item = self._items.pop(index)
+                self._gone.add(index)
+                while self.first in self._gone:
+                    self._gone.remove(self.first)
+                    self.first += 1
+                return index, item
+        return None
