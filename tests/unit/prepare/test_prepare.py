@@ -64,7 +64,7 @@ def finite(batch: Batch) -> bool:
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_rewards_stay_with_their_rows_under_filtering_and_packing(budget, share, order) -> None:
-    """LP13: prompts 1 and 3 survive; each token's advantage is that of its own prompt and member."""
+    """LP13: prompts 1 and 3 survive; a token's advantage is its own member's."""
     groups = [
         scored(1, [10.0, 11.0], [2, 5]),
         scored(2, [20.0, 20.0], [3, 3]),

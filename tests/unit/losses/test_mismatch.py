@@ -1,0 +1,73 @@
+"""How far behaviour and trainer are apart, by hand."""
+
+import math
+
+import pytest
+import torch
+
+from lagzero.losses.inputs import LossInputs
+from lagzero.losses.mismatch import behaviour_metrics, effective_sample_share, mismatch_metrics
+from lagzero.losses.objective import step_metrics
+from lagzero.losses.reduce import reduce_metrics
+
+
+def facts(behaviour: torch.Tensor, versions: list[int] | None = None) -> LossInputs:
+    n = len(behaviour)
+    version = torch.tensor(versions or [0] * n)
+    return LossInputs(behaviour, None, torch.zeros(n), version, torch.zeros(n).long(), 1)
+
+
+@pytest.mark.parametrize("num_padding", [0, 1, 3])
+def test_a_constant_gap_is_reported_as_it_is_with_any_padding(num_padding: int) -> None:
+    """LN9: a gap of 1 nat on 12 tokens is 1.0 with 0, 1 or 3 rows of padding masked out."""
+    n = 12 + 4 * num_padding
+    keep = torch.arange(n) < 12
+    behaviour = torch.where(keep, -1.0, float("nan")).double()
+    logprobs = torch.where(keep, -2.0, 0.0).double()
+    parts = [behaviour_metrics(logprobs[keep], facts(behaviour).where(keep))]
+    got = reduce_metrics(parts)
+    assert got["behaviour/kl_k1"] == pytest.approx(1.0, abs=1e-12)
+    assert got["behaviour/gap_max"] == pytest.approx(1.0, abs=1e-12)
+    assert got["behaviour/kl_k3"] == pytest.approx(math.exp(-1), abs=1e-12)  # e^-1 - 1 + 1
+
+
+def test_both_estimators_have_the_expectation_of_the_kl() -> None:
+    mu = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    pi = torch.tensor([0.4, 0.4, 0.2], dtype=torch.float64)
+    exact = (mu * (mu / pi).log()).sum().item()
+    metrics = behaviour_metrics(pi.log(), facts(mu.log()))
+    for name in ("kl_k1", "kl_k3"):
+        assert (mu * metrics[f"behaviour/{name}"][0]).sum().item() == pytest.approx(
+            exact, abs=1e-12
+        )
+
+
+def test_effective_sample_share_by_hand() -> None:
+    """Ratios [1, 3]: (4^2) / (2 * 10) = 0.8, however they are cut."""
+    behaviour = torch.tensor([-2.0, -2.0], dtype=torch.float64)
+    logprobs = behaviour + torch.tensor([1.0, 3.0], dtype=torch.float64).log()
+    whole = [behaviour_metrics(logprobs, facts(behaviour))]
+    cut = [behaviour_metrics(logprobs[i : i + 1], facts(behaviour[i : i + 1])) for i in (0, 1)]
+    for parts in (whole, cut):
+        assert effective_sample_share(reduce_metrics(parts)) == pytest.approx(0.8, abs=1e-12)
+        got = step_metrics(parts)
+        assert got["behaviour/ess_share"] == pytest.approx(0.8, abs=1e-12)
+        assert got["behaviour/ratio_mean"] == pytest.approx(2.0, abs=1e-12)
+        assert got["behaviour/ratio_max"] == pytest.approx(3.0, abs=1e-12)
+        assert "behaviour/ratio_square_mean" not in got
+
+
+def test_mismatch_reads_tokens_of_the_trainers_own_version_only() -> None:
+    behaviour = torch.tensor([-1.0, -1.0, -1.0], dtype=torch.float64)
+    logprobs = torch.tensor([-1.25, -9.0, -1.75], dtype=torch.float64)
+    got = step_metrics([mismatch_metrics(logprobs, facts(behaviour, [3, 2, 3]), version=3)])
+    assert got["mismatch/kl_k1"] == pytest.approx(0.5, abs=1e-12)
+    assert got["mismatch/gap_max"] == pytest.approx(0.75, abs=1e-12)
+    assert step_metrics([mismatch_metrics(logprobs, facts(behaviour, [1, 1, 1]), 3)]) == {}
+
+
+def test_metrics_carry_no_gradient_and_stay_finite() -> None:
+    logprobs = torch.tensor([-1.0, 700.0, -700.0], requires_grad=True)
+    metrics = behaviour_metrics(logprobs, facts(torch.tensor([-1.0, -1.0, -1.0])))
+    for value, _ in metrics.values():
+        assert not value.requires_grad and torch.isfinite(value).all()
