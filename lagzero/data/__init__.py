@@ -1,0 +1,5 @@
+"""Prompts: files, Hub datasets and generators; templates; the order in which they are visited.
+
+May import ``types``, ``errors``, ``config`` and ``protocols``. Imports without torch, transformers,
+pyarrow, datasets or reasoning-gym: each is loaded by the function that needs it.
+"""
