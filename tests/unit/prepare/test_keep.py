@@ -105,6 +105,8 @@ def test_without_a_baseline_equal_rewards_are_still_trained() -> None:
     got = chosen(scored([2.0, 2.0]), estimator="none", zero_spread="drop")
     assert set(got.fates) == {Fate.TRAINED}
     assert got.advantages.tolist() == [2.0, 2.0]
+    lone = chosen(scored([2.0]), estimator="none", zero_spread="drop")
+    assert lone.fates == (Fate.TRAINED,) and lone.advantages.tolist() == [2.0]
 
 
 def test_every_rollout_has_exactly_one_counted_fate() -> None:

@@ -218,3 +218,16 @@ def test_broken_samples_are_refused_by_name() -> None:
     good.tokens["logprob"][1] = np.nan
     with pytest.raises(ValueError, match="behaviour log-prob is not finite"):
         pack([good], 10, True, np.ones(1))
+
+
+@pytest.mark.parametrize("one_group", [True, False])
+def test_longest_first_fills_rows_that_arrival_order_would_not(one_group: bool) -> None:
+    """Response inputs of 2, 2, 3 and 3 tokens fit two rows; taken in that order they need three."""
+    rng = np.random.default_rng(0)
+    samples = [
+        sample(0 if one_group else m, m, (1,), [True] * (n + 1), rng)
+        for m, n in enumerate([2, 2, 3, 3])
+    ]
+    budget = 6 if one_group else 7  # a prompt token for each group in the row
+    rows = pack(samples, budget, True, np.ones(4))
+    assert sorted(sorted(set(row.sequences.tolist())) for row in rows) == [[0, 2], [1, 3]]
