@@ -1,0 +1,136 @@
+"""Log-probs and entropies of chosen tokens, with the logits of one chunk at a time in memory.
+
+Letters: N trained tokens, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+"""Hidden states [n, D] to logits [n, V]."""
+
+
+def chunked_logprobs(
+    hidden: torch.Tensor,
+    head: Head,
+    targets: torch.Tensor,
+    temperature: float,
+    chunk: int,
+    entropy_gradient: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log-probs and entropies [N] of the distribution softmax(head(hidden) / temperature).
+
+    With z = logits / temperature and p = softmax(z)::
+
+        logprob_n = z[n, target_n] - logsumexp(z[n])        entropy_n = -sum_v p[n, v] log p[n, v]
+
+    At most ``chunk`` rows of logits exist at a time, in the backward pass too: every chunk but the
+    last is computed again there. Values are float32 (float64 for float64 logits).
+
+    Args:
+        hidden: [N, D] in the compute type.
+        targets: [N] token ids.
+        temperature: > 0. For a greedy policy, score at temperature 1.
+        chunk: tokens, > 0.
+        entropy_gradient: whether entropies carry a gradient; log-probs always do.
+    """
+    if temperature <= 0 or chunk <= 0:
+        raise ValueError(f"temperature {temperature} and chunk {chunk} must be > 0")
+    targets = targets.long()
+
+    def score(
+        rows: torch.Tensor, ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, entropies = _TokenLogprobs.apply(  # pyright: ignore[reportGeneralTypeIssues]
+            head(rows), ids, temperature, entropy_gradient
+        )
+        return logprobs, entropies
+
+    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    starts = range(0, len(targets), chunk)
+    for start in starts:
+        rows, ids = hidden[start : start + chunk], targets[start : start + chunk]
+        # The backward pass begins with the last chunk, so that one may keep its logits.
+        if start == starts[-1] or not torch.is_grad_enabled():
+            parts.append(score(rows, ids))
+        else:
+            parts.append(
+                checkpoint(
+                    score, rows, ids, use_reentrant=False, preserve_rng_state=False
+                )
+            )
+    if not parts:
+        empty = hidden.new_zeros(
+            0, dtype=torch.promote_types(hidden.dtype, torch.float32)
+        )
+        return empty, empty
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+
+
+def whole_logprobs(
+    hidden: torch.Tensor,
+    head: Head,
+    targets: torch.Tensor,
+    temperature: float,
+    chunk: int,
+    entropy_gradient: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The slow twin of ``chunked_logprobs``: all [N, V] logits at once, plain autograd."""
+    logits = head(hidden)
+    z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+    logp = torch.log_softmax(z, -1)
+    entropies = -(logp.exp() * logp).sum(-1)
+    chosen = logp.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
+    return chosen, entropies if entropy_gradient else entropies.detach()
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """log p[target] and the entropy of softmax(logits / temperature), in one pass over [n, V]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        entropy_gradient: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if temperature != 1:
+            z = z / temperature
+        top = z.amax(-1, keepdim=True)
+        shifted = z - top
+        chosen = shifted.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        shares = shifted.exp()
+        total = shares.sum(-1)
+        # H = log sum e^s - sum e^s s / sum e^s, with s the logits below the top one.
+        log_total = total.log()
+        entropies = log_total - torch.linalg.vecdot(shares, shifted) / total
+        ctx.save_for_backward(logits, targets, top.squeeze(-1) + log_total, entropies)
+        ctx.temperature, ctx.entropy_gradient = temperature, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropies)
+        return chosen - log_total, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        logits, targets, normaliser, entropies = ctx.saved_tensors
+        grad_logprobs, grad_entropies = grads
+        z = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        logp = (z / ctx.temperature).sub_(normaliser.unsqueeze(-1))
+        out = logp.exp()
+        if ctx.entropy_gradient:
+            # dH/dz_v = -p_v (log p_v + H)
+            slope = logp.add_(entropies.unsqueeze(-1)).mul_(
+                grad_entropies.unsqueeze(-1)
+            )
+            out.mul_(slope.add_(grad_logprobs.unsqueeze(-1)).neg_())
+        else:
+            out.mul_(-grad_logprobs.unsqueeze(-1))
+        out.scatter_add_(-1, targets.unsqueeze(-1), grad_logprobs.unsqueeze(-1))
+        return out.div_(ctx.temperature).to(logits.dtype), None, None, None

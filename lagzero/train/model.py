@@ -1,0 +1,269 @@
+"""The policy: an unmodified transformers model, its tokenizer, and how they are loaded and saved."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from lagzero.config import ModelConfig
+from lagzero.errors import LagzeroError
+from lagzero.numerics.attention import ATTENTION, PLAN_KEYWORD, AttentionPlan, register
+from lagzero.numerics.packed import PackedPlan
+from lagzero.train.builtin import BUILTIN, builtin_folder
+
+
+@dataclass(slots=True)
+class Policy:
+    """A causal language model over flat rows of T tokens.
+
+    ``module`` is the transformers model, always in eval mode: dropout would make the trained
+    distribution another than the sampled one. ``adapter`` is PEFT's wrapper around it, or None.
+    """
+
+    module: Any
+    tokenizer: Any
+    adapter: Any = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.module.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of activations, keys and values."""
+        return self.module.get_input_embeddings().weight.dtype
+
+    @property
+    def context_limit(self) -> int:
+        """Most tokens of one sequence."""
+        limit = getattr(
+            self.module.config.get_text_config(), "max_position_embeddings", None
+        )
+        return 1 << 30 if limit is None else int(limit)
+
+    def hidden(
+        self, ids: torch.Tensor, position_ids: torch.Tensor, plan: AttentionPlan
+    ) -> torch.Tensor:
+        """Return the last hidden states [T, D] of ids [T] at position_ids [T]."""
+        out = self.module.base_model(
+            input_ids=ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
+            use_cache=False,
+            **{PLAN_KEYWORD: plan},
+        )
+        return out.last_hidden_state[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [N, V], at least float32, of hidden states [N, D].
+
+        The head multiplies in the model's type; what the model does to its logits afterwards
+        (soft capping, scaling) is done in float32.
+        """
+        logits = self.module.get_output_embeddings()(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        config = self.module.config.get_text_config()
+        if (factor := getattr(config, "logit_scale", None)) is not None:
+            logits = logits * factor
+        if (divisor := getattr(config, "logits_scaling", None)) is not None:
+            logits = logits / divisor
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """Return the parameters that an optimiser may change, each once, by name."""
+        return {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return every parameter, each once, by name."""
+        return {n: p.detach() for n, p in self.module.named_parameters()}
+
+
+ReferenceScope = Callable[[], AbstractContextManager[Policy]]
+"""Enter to hold the frozen policy that the KL term is measured against."""
+
+
+def load_policy(config: ModelConfig, device: torch.device | None = None) -> Policy:
+    """Load a folder, a hub id or the built-in model, without adapters, ready to train whole.
+
+    Raises LagzeroError when there is no such model, its tokenizer cannot be loaded, or its modules
+    cannot run under lagzero's attention.
+    """
+    register()
+    path = (
+        str(builtin_folder()) if config.path == BUILTIN else _checked_path(config.path)
+    )
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        module = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation=ATTENTION
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise LagzeroError(
+            f"model.path: {config.path!r} could not be loaded as a causal language model with its "
+            "tokenizer. Give a folder written by save_pretrained, a hub id that can be reached or "
+            f"is in the local cache, or {BUILTIN!r}. The library says: {_first_line(error)}"
+        ) from error
+    if config.chat_template is not None:
+        tokenizer.chat_template = _template_text(config.chat_template)
+    policy = Policy(module.to(device or pick_device(config.device)).eval(), tokenizer)
+    check_head(policy)
+    return policy
+
+
+def pick_device(name: str) -> torch.device:
+    """Turn ``auto``, ``cpu``, ``cuda`` or ``cuda:1`` into a device.
+
+    Raises LagzeroError for another word and for a CUDA device that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise LagzeroError(
+            f"model.device: {name!r} is none of auto, cpu, cuda, cuda:<number>"
+        ) from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise LagzeroError(
+            f"model.device: {name!r} was asked for and {torch.cuda.device_count()} CUDA devices "
+            "are visible; use cpu or auto"
+        )
+    return device
+
+
+@torch.no_grad()
+def check_head(policy: Policy) -> None:
+    """Compare lagzero's logits of a short row with the model's own forward.
+
+    Raises LagzeroError when they differ: the model then does something to its hidden states or
+    logits that lagzero does not know of, and every log-prob would be wrong.
+    """
+    num = min(4, policy.context_limit)
+    places = np.arange(num, dtype=np.int32)
+    plan = PackedPlan(
+        places, np.zeros_like(places), np.array([-1], np.int32), policy.device
+    )
+    at = torch.as_tensor(places, device=policy.device).long()
+    ours = policy.logits(policy.hidden(at, at, plan))
+    theirs = policy.module(
+        input_ids=at[None],
+        position_ids=at[None],
+        use_cache=False,
+        **{PLAN_KEYWORD: plan},
+    ).logits[0]
+    spacing = torch.finfo(
+        policy.dtype
+    ).eps  # a head in the model's type may round each step
+    if not torch.allclose(
+        ours, theirs.to(ours.dtype), rtol=8 * spacing, atol=8 * spacing
+    ):
+        raise LagzeroError(
+            f"{type(policy.module).__name__} turns hidden states into logits in a way that lagzero "
+            f"does not know (largest difference {float((ours - theirs).abs().max()):.3g}); it "
+            "cannot be trained"
+        )
+
+
+def stop_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Return, sorted, all end ids of the generation config and the tokenizer's own.
+
+    A chat model often has several, and stops rightly at any of them.
+    """
+    found: set[int] = set()
+    for ids in (
+        getattr(module.generation_config, "eos_token_id", None),
+        tokenizer.eos_token_id,
+    ):
+        if ids is not None:
+            found.update([ids] if isinstance(ids, int) else ids)
+    return tuple(sorted(found))
+
+
+def frozen_copy(policy: Policy) -> ReferenceScope:
+    """Copy the policy as it is now, to be the reference of a run that trains all weights."""
+    frozen = Policy(
+        copy.deepcopy(policy.module).requires_grad_(False), policy.tokenizer
+    )
+
+    @contextmanager
+    def scope() -> Iterator[Policy]:
+        yield frozen
+
+    return scope
+
+
+def enable_activation_checkpointing(policy: Policy) -> None:
+    """Keep only each layer's input for the backward pass and compute the rest again there.
+
+    Raises LagzeroError for a model whose layers do not offer it.
+    """
+    layers = [
+        m for m in policy.module.modules() if isinstance(m, GradientCheckpointingLayer)
+    ]
+    if not layers:
+        raise LagzeroError(
+            f"{type(policy.module).__name__} offers no activation checkpointing; set "
+            "model.activation_checkpointing to false"
+        )
+    policy.module.gradient_checkpointing_enable({"use_reentrant": False})
+    for layer in layers:
+        # The layer itself asks for training mode; its parts stay in eval, so dropout stays off.
+        layer.training = True
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write an ordinary model folder, or a PEFT adapter folder, and the tokenizer with it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if policy.adapter is not None:
+        # Looking for resized embeddings would ask the hub about the base model.
+        policy.adapter.save_pretrained(
+            str(folder), selected_adapters=["default"], save_embedding_layers=False
+        )
+    else:
+        policy.module.save_pretrained(str(folder))
+    policy.tokenizer.save_pretrained(str(folder))
+
+
+def _checked_path(path: str) -> str:
+    """Return the path, after saying clearly what is wrong with one that looks like a folder."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            hint = ""
+            if (folder / "adapter_config.json").is_file():
+                hint = "; it holds an adapter, which belongs in model.lora.start"
+            raise LagzeroError(f"model.path: folder {path!r} has no config.json{hint}")
+        return str(folder)
+    if path.startswith(("/", "./", "../", "~")) or path.count("/") > 1:
+        raise LagzeroError(f"model.path: there is no folder {path!r}")
+    return path
+
+
+def _template_text(template: str) -> str:
+    """A chat template is given as Jinja text or as a file that holds it."""
+    if "{" in template:
+        return template
+    file = Path(template).expanduser()
+    if not file.is_file():
+        raise LagzeroError(
+            f"model.chat_template: {template!r} is neither a file nor Jinja text (no '{{')"
+        )
+    return file.read_text(encoding="utf-8")
+
+
+def _first_line(error: Exception) -> str:
+    return next(
+        (line for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )

@@ -1,0 +1,204 @@
+"""AdamW on float32 weights, whatever type the model computes in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from lagzero.config import OptimizerConfig
+from lagzero.errors import LagzeroError
+
+
+def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
+    """Return the rate of optimiser step ``step``, counted from 0 of ``total_steps``.
+
+    Over the W warm-up steps the rate is lr (step + 1) / W. After them, with x = (step - W) /
+    (total_steps - W): constant lr; linear lr (1 - x); cosine lr (1 + cos(pi x)) / 2. The last
+    step's rate is above 0, and steps past ``total_steps`` keep the last step's.
+    """
+    warmup = config.warmup_steps
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    step = min(step, max(total_steps - 1, warmup))
+    done = (step - warmup) / max(total_steps - warmup, 1)
+    match config.schedule:
+        case "constant":
+            return config.lr
+        case "linear":
+            return config.lr * (1 - done)
+        case "cosine":
+            return config.lr * (1 + math.cos(math.pi * done)) / 2
+
+
+class Optimizer:
+    """AdamW with float32 master weights for parameters of a smaller type.
+
+    A smaller type's gradient is added to the master's float32 gradient as soon as backward has it,
+    and freed. An update that is below the parameter's spacing is thus kept in the master until
+    enough of them add up. Parameters are written in place, so whoever shares them sees the update.
+
+    Weight decay acts on matrices only, never on norms and biases. Source of AdamW: Loshchilov and
+    Hutter 2019.
+
+    Args:
+        parameters: the trained ones, by name.
+        master_weights: keep float32 masters; False trains small types directly.
+        total_steps: length of the schedule.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        config: OptimizerConfig,
+        master_weights: bool = True,
+        total_steps: int = 1,
+    ):
+        if not parameters:
+            raise ValueError("an optimiser needs at least one parameter")
+        self.config = config
+        self.total_steps = total_steps
+        self.num_steps = 0
+        self._parameters = dict(parameters)
+        self._masters: dict[str, torch.nn.Parameter] = {}
+        for name, parameter in parameters.items():
+            if master_weights and parameter.dtype.itemsize < 4:
+                self._masters[name] = torch.nn.Parameter(parameter.detach().float())
+                parameter.register_post_accumulate_grad_hook(self._mover(name))
+            else:
+                self._masters[name] = parameter
+        matrices = [m for m in self._masters.values() if m.ndim >= 2]
+        others = [m for m in self._masters.values() if m.ndim < 2]
+        groups = [(matrices, config.weight_decay), (others, 0.0)]
+        self._adamw = torch.optim.AdamW(
+            [{"params": ps, "weight_decay": decay} for ps, decay in groups if ps],
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            fused=True,
+        )
+
+    def _mover(self, name: str):
+        def move(parameter: torch.Tensor) -> None:
+            master, grad = self._masters[name], parameter.grad
+            assert grad is not None  # the hook runs only after accumulation
+            if master.grad is None:
+                master.grad = grad.float()
+            else:
+                master.grad.add_(grad)
+            parameter.grad = None
+
+        return move
+
+    @property
+    def lr(self) -> float:
+        """Rate of the next step."""
+        return learning_rate(self.config, self.num_steps, self.total_steps)
+
+    def step(self) -> float:
+        """Clip, update, write back and clear the gradients; return their norm before clipping.
+
+        Raises LagzeroError for a norm that is not finite; weights and moments are then unchanged.
+        """
+        grads = [m.grad for m in self._masters.values() if m.grad is not None]
+        if not grads:
+            raise ValueError("no parameter has a gradient")
+        norm = torch.linalg.vector_norm(
+            torch.stack(torch._foreach_norm(grads)).double()
+        )
+        value = float(norm)
+        if not math.isfinite(value):
+            self.clear()
+            raise LagzeroError(
+                f"optimiser step {self.num_steps + 1}: the gradient's norm is {value}; no weight "
+                "was changed. Look at the log-prob and ratio metrics of the steps before"
+            )
+        limit = self.config.max_grad_norm
+        if limit is not None and value > limit:
+            torch._foreach_mul_(grads, limit / value)
+        for group in self._adamw.param_groups:
+            group["lr"] = self.lr
+        self._adamw.step()
+        self.num_steps += 1
+        self._write_back()
+        self.clear()
+        return value
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        for name, master in self._masters.items():
+            master.grad = None
+            self._parameters[name].grad = None
+
+    @torch.no_grad()
+    def _write_back(self) -> None:
+        for name, master in self._masters.items():
+            if master is not self._parameters[name]:
+                self._parameters[name].copy_(master)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return weights, both moments and the step count: all that an exact resume needs."""
+        out = {"num_steps": torch.tensor(self.num_steps)}
+        for name, master in self._masters.items():
+            out[f"weight.{name}"] = master.detach()
+            moments = self._adamw.state.get(master)
+            if moments:
+                out[f"first_moment.{name}"] = moments["exp_avg"]
+                out[f"second_moment.{name}"] = moments["exp_avg_sq"]
+        return out
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over what ``state_dict`` returned, parameters included.
+
+        Raises LagzeroError, changing nothing, when names, shapes or types differ.
+        """
+        self._check(state)
+        self.clear()
+        self.num_steps = int(state["num_steps"])
+        for name, master in self._masters.items():
+            master.copy_(state[f"weight.{name}"])
+            self._adamw.state.pop(master, None)
+            if f"first_moment.{name}" in state:
+                self._adamw.state[master] = {
+                    "step": torch.tensor(float(self.num_steps), device=master.device),
+                    "exp_avg": state[f"first_moment.{name}"].to(
+                        master.device, copy=True
+                    ),
+                    "exp_avg_sq": state[f"second_moment.{name}"].to(
+                        master.device, copy=True
+                    ),
+                }
+        self._write_back()
+
+    def _check(self, state: Mapping[str, torch.Tensor]) -> None:
+        problems: list[str] = []
+        known = {"num_steps"}
+        for name, master in self._masters.items():
+            for kind in ("weight", "first_moment", "second_moment"):
+                key = f"{kind}.{name}"
+                known.add(key)
+                found = state.get(key)
+                if found is None:
+                    if kind == "weight" or self._has_moments(state):
+                        problems.append(f"{key}: missing")
+                elif found.shape != master.shape or found.dtype != master.dtype:
+                    problems.append(
+                        f"{key}: {list(found.shape)} {found.dtype}, here {list(master.shape)} "
+                        f"{master.dtype}"
+                    )
+        problems.extend(
+            f"{key}: not a part of this model" for key in state.keys() - known
+        )
+        if "num_steps" not in state:
+            problems.append("num_steps: missing")
+        if problems:
+            raise LagzeroError(
+                "the saved optimiser state is of another model or configuration:\n"
+                + "\n".join(sorted(problems)[:20])
+            )
+
+    @staticmethod
+    def _has_moments(state: Mapping[str, torch.Tensor]) -> bool:
+        return any(key.startswith("first_moment.") for key in state)

@@ -1,0 +1,177 @@
+"""One optimiser step on one device: packed rows in, new weights and metrics out.
+
+The trainer is blind to the algorithm. It computes log-probs of the trained tokens, hands them to
+the loss function that was passed in, and sums weight * per-token loss over all rows of the step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from lagzero.config import TrainConfig
+from lagzero.losses.inputs import loss_inputs
+from lagzero.losses.mismatch import mismatch_metrics
+from lagzero.losses.objective import Loss, step_metrics
+from lagzero.losses.reduce import Metrics, reduce
+from lagzero.numerics.packed import PackedPlan
+from lagzero.prepare.pack import pack, unpack
+from lagzero.train.logprobs import chunked_logprobs
+from lagzero.train.model import Policy, ReferenceScope
+from lagzero.train.optimizer import Optimizer
+from lagzero.types import Array, Batch, MicroBatch, Sample, StepStats
+
+
+class LocalTrainer:
+    """Takes optimiser steps on one policy. Not thread-safe: one thread calls it at a time.
+
+    Args:
+        policy: what is trained; its parameters that require gradients are.
+        loss: per-token loss from log-probs, entropies and the row's facts.
+        train: row budget, chunk size and the optimiser's settings.
+        temperature: of the rollouts; log-probs are of softmax(logits / temperature). At 0, greedy,
+            the sampler records log-probs at temperature 1, and so does the trainer.
+        total_steps: length of the learning-rate schedule.
+        entropy_gradient: whether the loss needs entropies that carry a gradient.
+        master_weights: keep float32 weights when the model is of a smaller type.
+        reference: the frozen policy of the KL term, if there is one.
+        version: policy version of the weights as they are.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        loss: Loss,
+        train: TrainConfig,
+        *,
+        temperature: float = 1.0,
+        total_steps: int = 1,
+        entropy_gradient: bool = False,
+        master_weights: bool = True,
+        reference: ReferenceScope | None = None,
+        version: int = 0,
+    ):
+        self.policy = policy
+        self.version = version
+        self.optimizer = Optimizer(
+            policy.trainable(), train.optimizer, master_weights, total_steps
+        )
+        self._loss = loss
+        self._train = train
+        self._temperature = temperature or 1.0
+        self._entropy_gradient = entropy_gradient
+        self._reference = reference
+
+    def step(self, batch: Batch) -> StepStats:
+        """Take one optimiser step; an empty batch changes nothing, the version included.
+
+        Raises LagzeroError for a gradient that is not finite; nothing has then changed.
+        """
+        if batch.num_trained_tokens == 0:
+            return StepStats(self.version, {})
+        started = time.perf_counter()
+        self.optimizer.clear()
+        parts: list[Metrics] = []
+        loss, forward_s, backward_s = 0.0, 0.0, 0.0
+        for row in batch.micro_batches:
+            begun = time.perf_counter()
+            row_loss, metrics = self._row_loss(row, batch.num_sequences)
+            loss += float(
+                row_loss.detach()
+            )  # waits for the device, so the times are true
+            forwarded = time.perf_counter()
+            row_loss.backward()
+            parts.append(metrics)
+            forward_s += forwarded - begun
+            backward_s += time.perf_counter() - forwarded
+        rate = self.optimizer.lr
+        updating = time.perf_counter()
+        norm = self.optimizer.step()
+        self.version += 1
+        ended = time.perf_counter()
+        num_tokens = sum(len(row.token_ids) for row in batch.micro_batches)
+        return StepStats(
+            self.version,
+            {
+                **step_metrics(parts),
+                "train/loss": loss,
+                "train/grad_norm": norm,
+                "train/lr": rate,
+                "train/num_tokens": float(num_tokens),
+                "train/num_trained_tokens": float(batch.num_trained_tokens),
+                "train/num_micro_batches": float(len(batch.micro_batches)),
+                "train/forward_s": forward_s,
+                "train/backward_s": backward_s,
+                "train/optimizer_s": ended - updating,
+                "train/tok_per_s": num_tokens / (ended - started),
+            },
+        )
+
+    def _row_loss(
+        self, row: MicroBatch, num_sequences: int
+    ) -> tuple[torch.Tensor, Metrics]:
+        logprobs, entropies = self._score(self.policy, row)
+        inputs = loss_inputs(row, num_sequences, logprobs.device, logprobs.dtype)
+        per_token, metrics = self._loss(logprobs, entropies, inputs)
+        mismatch = mismatch_metrics(logprobs.detach(), inputs, self.version)
+        weights = torch.as_tensor(row.weights, device=logprobs.device)
+        return reduce(per_token, weights), {**metrics, **mismatch}
+
+    def _score(
+        self, policy: Policy, row: MicroBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and entropies [N] of the row's trained tokens."""
+        device = policy.device
+
+        def place(array: Array) -> torch.Tensor:
+            return torch.as_tensor(array.astype(np.int64), device=device)
+
+        plan = PackedPlan(row.position_ids, row.segment_ids, row.parents, device)
+        hidden = policy.hidden(place(row.token_ids), place(row.position_ids), plan)
+        # The head is the largest matrix: only the rows that predict a trained token go through it.
+        return chunked_logprobs(
+            hidden.index_select(0, place(row.predictors)),
+            policy.logits,
+            place(row.targets),
+            self._temperature,
+            self._train.logprob_chunk_tokens,
+            self._entropy_gradient,
+        )
+
+    @torch.no_grad()
+    def logprobs(self, row: MicroBatch) -> Array:
+        """Return the log-probs [N] float32 of a row's trained tokens under the policy as it is."""
+        return self._score(self.policy, row)[0].float().cpu().numpy()
+
+    @torch.no_grad()
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[Array]:
+        """Return one float32 array [T] a sample, under the reference policy; NaN if not trained.
+
+        Raises ValueError when the trainer was made without a reference.
+        """
+        if self._reference is None:
+            raise ValueError("this trainer has no reference policy")
+        rows = pack(
+            samples,
+            self._train.micro_batch_tokens,
+            self._train.share_prompt,
+            np.zeros(len(samples)),
+        )
+        with self._reference() as policy:
+            values = [self._score(policy, row)[0].float().cpu().numpy() for row in rows]
+        return unpack(values, rows, samples)
+
+    def state_dict(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return tensors and JSON values that ``load_state_dict`` resumes from, bit for bit."""
+        return self.optimizer.state_dict(), {"version": self.version}
+
+    def load_state_dict(
+        self, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]
+    ) -> None:
+        """Take over weights, moments, schedule and version. Raises LagzeroError if they differ."""
+        self.optimizer.load_state_dict(tensors)
+        self.version = int(values["version"])
