@@ -13,13 +13,13 @@ from lagzero.types import Finish, Outcome, ScoredGroup
 class EvalResult:
     """What a policy got on held-out prompts.
 
-    ``accuracy`` is the share of scored rollouts whose first reward is at least 1.
+    A scored rollout counts as right when the reward that is the verdict gave at least 1.
     """
 
-    accuracy: float | None  # None when no rollout could be scored
-    mean_reward: float | None
-    num_prompts: int
+    num_right: int
     num_scored: int
+    mean_reward: float | None  # None when no rollout could be scored
+    num_prompts: int
     num_unscored: int
     mean_tokens: float
     truncated_share: float  # rollouts cut by a limit
@@ -41,13 +41,12 @@ def summarise(groups: list[ScoredGroup], verdict: str) -> EvalResult:
     rollouts = [r for g in groups for r in g.group.rollouts]
     scores = [s for g in groups for s in g.scores if s.outcome is Outcome.SCORED]
     values = [s.value for s in scores if s.value is not None]
-    right = [s.parts[verdict] >= 1 for s in scores]
     cut = sum(r.finish in (Finish.LENGTH, Finish.CONTEXT) for r in rollouts)
     return EvalResult(
-        accuracy=sum(right) / len(right) if right else None,
+        num_right=sum(s.parts[verdict] >= 1 for s in scores),
+        num_scored=len(scores),
         mean_reward=sum(values) / len(values) if values else None,
         num_prompts=len(groups),
-        num_scored=len(scores),
         num_unscored=len(rollouts) - len(scores),
         mean_tokens=sum(len(r.tokens) for r in rollouts) / max(1, len(rollouts)),
         truncated_share=cut / max(1, len(rollouts)),

@@ -1,0 +1,239 @@
+"""From configuration to objects. The only importer of backends; each choice is one explicit match."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from lagzero.config import Config
+from lagzero.data.load import drop_overlap, load_prompts
+from lagzero.data.prompts import Prompts
+from lagzero.engine.attention import KVCache
+from lagzero.engine.engine import Engine, EngineLimits
+from lagzero.engine.request import Sampling
+from lagzero.engine.runner import probe_kv_shapes
+from lagzero.generate.native_backend import NativeBackend
+from lagzero.generate.rollout import SingleTurnGenerator
+from lagzero.losses.objective import make_loss, needs_entropy
+from lagzero.numerics.allocator import keep_freed_memory
+from lagzero.prepare.prepare import GroupPreparer
+from lagzero.protocols import Gate, WeightLink
+from lagzero.runtime.local_runtime import ComputeThread, ThreadTrainer, TurnGate
+from lagzero.score import reward
+from lagzero.score.reward import RewardScorer
+from lagzero.sync.memory import CopiedWeights, SharedWeights
+from lagzero.train.lora import add_lora, lora_reference
+from lagzero.train.model import (
+    Policy,
+    ReferenceScope,
+    enable_activation_checkpointing,
+    frozen_copy,
+    load_policy,
+    stop_ids,
+)
+from lagzero.train.step import LocalTrainer
+from lagzero.types import Array, Sample
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Prompts to train on and to measure with, and one line about each for people."""
+
+    train: Prompts
+    eval: Prompts | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What samples: the policy's engine, its backend, and generators for each purpose."""
+
+    engine: Engine
+    backend: NativeBackend
+    train: SingleTurnGenerator
+    eval_greedy: SingleTurnGenerator
+    eval_sampled: SingleTurnGenerator
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What learns: trainer, preparation, the link to the engine, and the gate between the two."""
+
+    trainer: LocalTrainer
+    on_thread: ThreadTrainer
+    preparer: GroupPreparer
+    link: WeightLink
+    gate: Gate
+
+
+def prepare_process(config: Config) -> None:
+    """Set what holds for the whole process: math threads and the allocator."""
+    if config.model.threads:
+        torch.set_num_threads(config.model.threads)
+    keep_freed_memory()
+
+
+def build_policy(config: Config) -> Policy:
+    """Load the model; with LoRA, put adapters on it."""
+    policy = load_policy(config.model)
+    if config.model.lora is not None:
+        policy = add_lora(policy, config.model.lora, config.seed)
+    if config.model.activation_checkpointing:
+        enable_activation_checkpointing(policy)
+    return policy
+
+
+def build_data(config: Config, policy: Policy) -> Data:
+    """Load prompts; held-out prompts that also occur in training are left out and counted."""
+
+    def load(which: Literal["train", "eval"]) -> tuple[Prompts, str]:
+        prompts, report = load_prompts(
+            config.data,
+            policy.tokenizer,
+            which=which,
+            seed=config.seed,
+            system_prompt=config.model.system_prompt,
+            chat_template=config.model.chat_template,
+            context_limit=policy.context_limit,
+        )
+        return prompts, f"{which}: {report.summary()}"
+
+    train, note = load("train")
+    if not config.data.eval:
+        return Data(train, None, (note,))
+    evals, eval_note = load("eval")
+    evals, overlap = drop_overlap(train, evals)
+    if overlap:
+        eval_note += f", {len(overlap)} left out (also in training)"
+    return Data(train, evals, (note, eval_note))
+
+
+def build_scorer(config: Config) -> RewardScorer:
+    """Load the rewards."""
+    return reward.build_scorer(config.score)
+
+
+def build_serving(config: Config, policy: Policy, compute: ComputeThread, version: int) -> Serving:
+    """Make the engine for a policy, and the generators that play prompts on it."""
+    rollout = config.rollout
+    ends = frozenset(stop_ids(policy.module, policy.tokenizer))
+    engine = Engine(policy, policy.tokenizer, _engine_limits(config, policy), version)
+    backend = NativeBackend(engine, compute)
+    sampled = Sampling(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        stop_ids=ends,
+        stop_strings=tuple(rollout.stop),
+        include_stop=rollout.include_stop,
+    )
+    greedy = Sampling(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=0.0,
+        stop_ids=ends,
+        stop_strings=tuple(rollout.stop),
+        include_stop=rollout.include_stop,
+    )
+
+    def generator(sampling: Sampling, size: int, stream: str) -> SingleTurnGenerator:
+        return SingleTurnGenerator(backend, sampling, size, config.seed, stream)
+
+    return Serving(
+        engine,
+        backend,
+        train=generator(sampled, rollout.group_size, "train"),
+        eval_greedy=generator(greedy, 1, "eval"),
+        eval_sampled=generator(sampled, config.eval.samples, "eval"),
+    )
+
+
+def build_training(
+    config: Config, policy: Policy, serving_policy: Policy, serving: Serving, compute: ComputeThread
+) -> Training:
+    """Make the trainer of ``policy`` and the link to the engine that serves ``serving_policy``."""
+    trainer = LocalTrainer(
+        policy,
+        make_loss(config.loss),
+        config.train,
+        temperature=config.rollout.temperature,
+        total_steps=config.schedule.steps,
+        entropy_gradient=needs_entropy(config.loss),
+        master_weights=config.model.master_weights,
+        reference=_reference(config, policy),
+    )
+
+    async def reference_logprobs(samples: Sequence[Sample]) -> list[Array]:
+        return await compute.call(trainer.reference_logprobs, samples)
+
+    preparer = GroupPreparer(
+        config.advantage,
+        config.loss,
+        config.train,
+        config.rollout.group_size,
+        reference_logprobs if config.loss.kl.coefficient > 0 else None,
+    )
+    if serving_policy is policy:
+        link: WeightLink = SharedWeights(serving.engine, compute)
+    else:
+        link = CopiedWeights(policy.weights(), serving_policy.weights(), serving.engine, compute)
+    return Training(trainer, ThreadTrainer(trainer, compute), preparer, link, TurnGate())
+
+
+def build_serving_policy(config: Config, policy: Policy) -> Policy:
+    """Return the policy itself where the engine can use its tensors, else a copy in its type."""
+    match config.engine.dtype:
+        case "same":
+            return policy
+        case "float32" | "bfloat16" as dtype:
+            return policy if policy.dtype == _DTYPES[dtype] else policy.cast_copy(_DTYPES[dtype])
+
+
+def _reference(config: Config, policy: Policy) -> ReferenceScope | None:
+    if config.loss.kl.coefficient == 0:
+        return None
+    if config.model.lora is not None:
+        return lora_reference(policy, config.model.lora)
+    return frozen_copy(policy)
+
+
+def _engine_limits(config: Config, policy: Policy) -> EngineLimits:
+    """Size the KV cache: as configured, else a share of free memory, never more than can be used."""
+    engine = config.engine
+    most = engine.max_running * policy.context_limit
+    tokens = engine.kv_cache_tokens
+    if tokens is None:
+        shapes = probe_kv_shapes(policy).shapes
+        per_token = KVCache.bytes_per_token(shapes, policy.dtype)
+        tokens = int(_free_bytes(policy.device) * engine.kv_cache_share) // per_token
+    return EngineLimits(
+        max_running=engine.max_running,
+        page_size=engine.page_size,
+        kv_cache_tokens=max(engine.page_size, min(tokens, most)),
+        prefill_chunk_tokens=engine.prefill_chunk_tokens,
+        prefix_cache=engine.prefix_cache,
+    )
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def newest_policy_folder(run: Path) -> Path | None:
+    """Return the folder of a run's last saved policy: the final one, else the newest checkpoint's."""
+    from lagzero.train.checkpoint import latest
+
+    if (run / "policy").is_dir():
+        return run / "policy"
+    checkpoint = latest(run)
+    return None if checkpoint is None else checkpoint / "policy"

@@ -1,0 +1,144 @@
+"""The command line: ``lagzero train`` and ``lagzero eval``.
+
+Configuration errors end with code 2 before torch is imported or a model is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from lagzero.errors import ConfigError, LagzeroError
+
+if TYPE_CHECKING:
+    from lagzero.config import Config
+
+BAD_INPUT = 2
+FAILED = 1
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    parser = _parser()
+    known, rest = parser.parse_known_args(arguments)
+    overrides = [word for word in rest if word.startswith("--") and "=" in word]
+    strange = [word for word in rest if word not in overrides]
+    if strange:
+        parser.error(f"not understood: {' '.join(strange)}; an override is written --a.b=value")
+    console = Console(stderr=False)
+    try:
+        return known.run(known, overrides, console)
+    except ConfigError as error:
+        _complain(f"{len(error.problems)} problem(s) in the configuration:", error.problems)
+        return BAD_INPUT
+    except LagzeroError as error:
+        _complain("lagzero stopped:", str(error).splitlines())
+        return FAILED
+    except KeyboardInterrupt:
+        _complain("interrupted", [])
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lagzero",
+        description="Train language models with reinforcement learning.",
+        epilog="Any key of the configuration can be set: --schedule.steps=50 "
+        "--model.lora.rank=16. docs/configuration.md lists them.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    train = commands.add_parser("train", help="train a policy", allow_abbrev=False)
+    train.add_argument("recipe", nargs="?", help="a YAML file, such as recipes/demo.yaml")
+    train.add_argument("--resume", metavar="RUN", help="go on with the run in this folder")
+    train.set_defaults(run=_train)
+    measure = commands.add_parser(
+        "eval", help="measure a policy on held-out prompts", allow_abbrev=False
+    )
+    measure.add_argument("target", help="a recipe (measures its model) or a run's folder")
+    measure.set_defaults(run=_eval)
+    return parser
+
+
+def _train(known: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    if (known.recipe is None) == (known.resume is None):
+        raise ConfigError(["give either a recipe or --resume RUN"])
+    if known.resume is not None:
+        folder = Path(known.resume)
+        config = _run_config(folder, overrides)
+    else:
+        config = _load(known.recipe, overrides)
+        folder = _new_folder(config, Path(known.recipe).stem)
+    from lagzero.run import Run
+
+    _quiet_libraries()
+    run = Run(config, folder, console, resume=known.resume is not None)
+    finished = asyncio.run(run.train())
+    return 0 if finished else INTERRUPTED
+
+
+def _eval(known: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    target = Path(known.target)
+    config = _run_config(target, overrides) if target.is_dir() else _load(target, overrides)
+    if not config.data.eval:
+        raise ConfigError(["data.eval: there are no held-out prompts to measure with"])
+    from lagzero.measure import measure_policy
+
+    _quiet_libraries()
+    asyncio.run(measure_policy(config, target if target.is_dir() else None, console))
+    return 0
+
+
+def _load(path: str | Path, overrides: Sequence[str]) -> Config:
+    from lagzero.config_check import notes
+    from lagzero.config_load import load_config
+
+    config = load_config(path, overrides)
+    for note in notes(config):
+        print(f"note: {note}", file=sys.stderr)
+    return config
+
+
+def _run_config(folder: Path, overrides: Sequence[str]) -> Config:
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError([f"{folder}: not a run's folder, it has no config.yaml"])
+    return _load(folder / "config.yaml", overrides)
+
+
+def _new_folder(config: Config, name: str) -> Path:
+    if config.run_dir is None:
+        return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(config.run_dir)
+    if (folder / "metrics.jsonl").exists():
+        raise ConfigError(
+            [f"run_dir: {folder} holds a run already; go on with --resume {folder}, or name another"]
+        )
+    return folder
+
+
+def _quiet_libraries() -> None:
+    """Keep the libraries' own progress bars and advice out of the run's output."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _complain(head: str, lines: Sequence[str]) -> None:
+    print(head, file=sys.stderr)
+    for line in lines:
+        print(f"  {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
