@@ -1,0 +1,233 @@
+"""Combinations of settings that cannot work, each with its remedy.
+
+A value by itself is checked by its type in ``config``.
+
+A problem starts with the path to change. A note is worth a line on the screen and stops nothing.
+Files are looked up relative to the working directory; no model and no torch is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from lagzero.config import Config, SourceConfig
+
+GENERATED = ("arithmetic", "reasoning_gym")
+FILES = ("jsonl", "parquet")
+
+
+def check(config: Config) -> list[str]:
+    """Return every combination that cannot work, one line each; empty when the run can start."""
+    return [
+        *_model(config),
+        *_data(config),
+        *_sampling(config),
+        *_engine(config),
+        *_score(config),
+        *_schedule(config),
+        *_advantage(config),
+        *_loss(config),
+        *_optimizer(config),
+    ]
+
+
+def notes(config: Config) -> list[str]:
+    """Return what is allowed but may surprise, one line each."""
+    return list(_notes(config))
+
+
+def _model(config: Config) -> Iterator[str]:
+    model = config.model
+    if _looks_like_path(model.path) and not Path(model.path).expanduser().is_dir():
+        yield f"model.path: there is no folder {model.path}; give a model folder or a hub id"
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", model.device):
+        yield f"model.device: found '{model.device}'; valid: auto, cpu, cuda or cuda:<number>"
+    template = model.chat_template
+    if template is not None and "{" not in template and not Path(template).is_file():
+        yield (
+            f"model.chat_template: '{template}' is neither Jinja text nor a file; "
+            "give one, or null for the tokenizer's own"
+        )
+    lora = model.lora
+    if lora is None:
+        return
+    if lora.targets == []:
+        yield "model.lora.targets: an empty list adapts nothing; use all-linear or name layers"
+    if lora.start is not None and not (Path(lora.start) / "adapter_config.json").is_file():
+        yield (
+            f"model.lora.start: {lora.start} is not a PEFT folder (no adapter_config.json there); "
+            "give one, or null for a new adapter"
+        )
+
+
+def _looks_like_path(text: str) -> bool:
+    return text.startswith(("/", "./", "../", "~"))
+
+
+def _data(config: Config) -> Iterator[str]:
+    for kind, sources in (("train", config.data.train), ("eval", config.data.eval)):
+        for index, source in enumerate(sources):
+            yield from _source(f"data.{kind}.{index}", source)
+    for e, held_out in enumerate(config.data.eval):
+        for t, trained in enumerate(config.data.train):
+            if _same_rows(held_out, trained):
+                yield (
+                    f"data.eval.{e}: reads the same rows as data.train.{t}, so nothing is held "
+                    "out; give it another split, file or options"
+                )
+    wanted = [name for name in ("before", "after") if getattr(config.eval, name)]
+    wanted += ["every"] if config.eval.every else []
+    if wanted and not config.data.eval:
+        off = ", ".join(f"eval.{n}: {'0' if n == 'every' else 'false'}" for n in wanted)
+        yield f"data.eval: empty, but eval asks for it; add held-out prompts, or set {off}"
+    for name in ("prompt_column", "answer_column", "id_column"):
+        if getattr(config.data, name) == "":
+            yield f"data.{name}: an empty name; give the column's name"
+
+
+def _source(at: str, source: SourceConfig) -> Iterator[str]:
+    kind = source.kind
+    if kind in GENERATED:
+        if source.path is not None:
+            yield f"{at}.path: not used by kind {kind}; remove it"
+    elif source.path is None:
+        what = "the dataset's id" if kind == "hub" else f"the {kind} file"
+        yield f"{at}.path: missing; kind {kind} needs {what}"
+    elif kind in FILES and not Path(source.path).is_file():
+        yield f"{at}.path: there is no file {source.path} (looked in {Path.cwd()})"
+    if kind == "reasoning_gym" and source.name is None:
+        yield f"{at}.name: missing; kind reasoning_gym needs the dataset's name"
+    if kind in (*FILES, "arithmetic") and source.name is not None:
+        yield f"{at}.name: not used by kind {kind}; remove it"
+    if kind == "arithmetic" and source.split not in ("train", "eval"):
+        yield f"{at}.split: found '{source.split}'; kind arithmetic has train and eval"
+    if kind in FILES:
+        if source.split != "train":
+            yield f"{at}.split: one file has no splits; remove it and give each split its own file"
+        if source.options:
+            yield f"{at}.options: not used by kind {kind}; remove them"
+    if kind not in GENERATED and source.seed != 0:
+        yield f"{at}.seed: kind {kind} generates no rows; remove it (seed orders the rows)"
+
+
+def _same_rows(one: SourceConfig, other: SourceConfig) -> bool:
+    return one.model_copy(update={"size": None}) == other.model_copy(update={"size": None})
+
+
+def _sampling(config: Config) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.temperature == 0:
+        yield (
+            "rollout.temperature: 0 makes every member of a group the same; use a value > 0, for "
+            "example 1.0 (greedy accuracy is measured by eval anyway)"
+        )
+    for name, off in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        value = getattr(rollout, name)
+        if value != off:
+            yield (
+                f"rollout.{name}: {value:g} cuts the sampled distribution while the trainer scores "
+                "the full vocabulary, so an unchanged policy would have ratios below 1; "
+                f"set {name}: {off:g} (temperature may be lowered instead)"
+            )
+    for index, stop in enumerate(rollout.stop):
+        if not stop:
+            yield f"rollout.stop.{index}: an empty stop string ends every response; remove it"
+
+
+def _engine(config: Config) -> Iterator[str]:
+    engine, longest = config.engine, _longest_sequence(config)
+    if engine.kv_cache_tokens is None:
+        return
+    pages = engine.kv_cache_tokens // engine.page_size
+    if pages * engine.page_size < longest:
+        least = -(-longest // engine.page_size) * engine.page_size
+        yield (
+            f"engine.kv_cache_tokens: {engine.kv_cache_tokens} in pages of {engine.page_size} "
+            f"cannot hold one full sequence (prompt + rollout.max_new_tokens = {longest}); "
+            f"use at least {least}, or null to size it from free memory"
+        )
+
+
+def _longest_sequence(config: Config) -> int:
+    return (config.data.max_prompt_tokens or 1) + config.rollout.max_new_tokens
+
+
+def _score(config: Config) -> Iterator[str]:
+    for index, reward in enumerate(config.score.rewards):
+        at = f"score.rewards.{index}.use"
+        target, colon, function = reward.use.rpartition(":")
+        if not reward.use.strip() or (colon and not (target and function.isidentifier())):
+            yield (
+                f"{at}: found '{reward.use}'; valid: a built-in name, file.py:function or "
+                "package.module:function"
+            )
+        elif target.endswith(".py") and not Path(target).is_file():
+            yield f"{at}: there is no file {target} (looked in {Path.cwd()})"
+    if all(reward.weight == 0 for reward in config.score.rewards):
+        yield "score.rewards: every weight is 0, so there is nothing to learn; give one a weight"
+
+
+def _schedule(config: Config) -> Iterator[str]:
+    if config.schedule.max_lag > 0:
+        yield (
+            f"schedule.max_lag: {config.schedule.max_lag} is not available in this version, which "
+            "trains on-policy only; set it to 0"
+        )
+
+
+def _advantage(config: Config) -> Iterator[str]:
+    estimator, size = config.advantage.estimator, config.rollout.group_size
+    if size == 1 and estimator != "none":
+        yield (
+            f"rollout.group_size: 1 leaves advantage.estimator {estimator} nothing to compare "
+            "with, so every advantage would be 0; use at least 2, or advantage.estimator: none"
+        )
+    if estimator == "none" and config.advantage.normalize_std:
+        yield (
+            "advantage.normalize_std: true needs a group baseline, and advantage.estimator none "
+            "has none; set normalize_std: false, or another estimator"
+        )
+
+
+def _loss(config: Config) -> Iterator[str]:
+    loss = config.loss
+    if loss.reduction == "constant" and loss.constant is None:
+        yield (
+            "loss.constant: missing; reduction constant divides each sequence by it; give a number "
+            f"of tokens, for example {config.rollout.max_new_tokens} (rollout.max_new_tokens)"
+        )
+    if loss.reduction != "constant" and loss.constant is not None:
+        yield (
+            f"loss.constant: only reduction constant reads it, and loss.reduction is "
+            f"{loss.reduction}; remove it, or set loss.reduction: constant"
+        )
+
+
+def _optimizer(config: Config) -> Iterator[str]:
+    for index, beta in enumerate(config.train.optimizer.betas):
+        if not 0 <= beta < 1:
+            yield f"train.optimizer.betas.{index}: found {beta:g}; valid: a number >= 0 and < 1"
+
+
+def _notes(config: Config) -> Iterator[str]:
+    longest, budget = _longest_sequence(config), config.train.micro_batch_tokens
+    if budget < longest:
+        yield (
+            f"train.micro_batch_tokens: {budget} is below the longest sequence ({longest}); "
+            "such a sequence gets a row by itself, which needs the memory of its own length"
+        )
+    optimizer, steps = config.train.optimizer, config.schedule.steps
+    if optimizer.warmup_steps >= steps:
+        yield (
+            f"train.optimizer.warmup_steps: {optimizer.warmup_steps} never ends within "
+            f"schedule.steps {steps}; the learning rate stays below lr"
+        )
+    sizes = [source.size for source in config.data.eval]
+    if config.data.eval and all(size is not None for size in sizes):
+        total = sum(size or 0 for size in sizes)
+        if total < config.eval.num_prompts:
+            yield f"eval.num_prompts: {config.eval.num_prompts}, but data.eval has {total} at most"
+    if not config.data.chat and config.model.system_prompt is not None:
+        yield "model.system_prompt: text prompts are not rendered as chat, so it is not used"

@@ -1,0 +1,284 @@
+"""From a YAML file and ``--a.b=c`` overrides to a checked ``Config``, or every problem at once.
+
+Imports neither torch nor a model library: a wrong configuration is refused within a second.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any, TypeGuard, cast
+
+import pydantic
+from pydantic_core import ErrorDetails
+
+from lagzero import config_check, config_yaml
+from lagzero.config import Block, Config
+from lagzero.config_schema import Path, child, describe, dotted, locate, suggest
+from lagzero.errors import ConfigError
+
+Tree = dict[str, Any]
+
+
+def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Config:
+    """Read a configuration file, apply overrides in order, and check the whole.
+
+    path: a YAML file. overrides: ``--a.b=c`` each; the value is YAML, list items go by index
+    (``--data.train.0.size=64``), and a list's length as index appends.
+    Raises ConfigError with every problem: unreadable YAML, repeated or unknown keys, wrong types,
+    values out of range, and combinations that cannot work.
+    """
+    try:
+        text = FilePath(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read ({error})"]) from error
+    raw, yaml_problems = config_yaml.parse(text)
+    problems = [f"{path}: {problem}" for problem in yaml_problems]
+    if not isinstance(raw, dict):
+        if not problems:
+            problems = [f"{path}: expected keys with values, found {_found(raw)}"]
+        raise ConfigError(problems)
+    tree = cast(Tree, raw)
+    sources: dict[str, str] = {}
+    for override in overrides:
+        problem = _override(tree, override, sources)
+        if problem is not None:
+            problems.append(problem)
+    config, more = _build(tree)
+    problems += [_with_source(problem, sources) for problem in more]
+    if problems or config is None:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return config
+
+
+def parse_config(tree: Mapping[str, Any]) -> Config:
+    """Check a configuration given as plain nested values. Raises ConfigError like load_config."""
+    config, problems = _build(dict(tree))
+    if problems or config is None:
+        raise ConfigError(problems)
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """Write every key, defaults included, as YAML that load_config reads back equal."""
+    return config_yaml.dump(config.model_dump(mode="json"))
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Map each dotted path (``train.optimizer.lr``, ``data.train.0.size``) to its plain value."""
+    return dict(_leaves(config, ()))
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Map each path whose value differs to (old, new); a path that one lacks counts as None."""
+    before, after = flatten(old), flatten(new)
+    names = list(dict.fromkeys([*before, *after]))
+    return {
+        name: (before.get(name), after.get(name))
+        for name in names
+        if before.get(name) != after.get(name)
+    }
+
+
+def non_default(config: Config) -> dict[str, Any]:
+    """Map each path whose value is not its default to that value, in the order of the schema."""
+    return dict(_given(config, ()))
+
+
+def _given(block: Block, at: Path) -> Iterator[tuple[str, Any]]:
+    for name, field in type(block).model_fields.items():
+        value = getattr(block, name)
+        default = ... if field.is_required() else field.get_default(call_default_factory=True)
+        if value == default:
+            continue
+        if isinstance(value, Block) and (default is ... or isinstance(default, Block)):
+            yield from _given(value, (*at, name))
+        elif _holds_blocks(value):
+            for index, item in enumerate(value):
+                yield from _given(item, (*at, name, index))
+        else:
+            yield from _leaves(value, (*at, name))
+
+
+def _holds_blocks(value: Any) -> TypeGuard[list[Block]]:
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return bool(items) and all(isinstance(item, Block) for item in items)
+
+
+def _leaves(value: Any, at: Path) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Block):
+        for name in type(value).model_fields:
+            yield from _leaves(getattr(value, name), (*at, name))
+    elif _holds_blocks(value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*at, index))
+    elif isinstance(value, tuple):
+        yield dotted(at), list(cast("tuple[Any, ...]", value))
+    else:
+        yield dotted(at), value
+
+
+def _override(tree: Tree, text: str, sources: dict[str, str]) -> str | None:
+    """Write one override into the tree, or say why it cannot be."""
+    name, equals, value_text = text.removeprefix("--").partition("=")
+    parts = name.split(".")
+    if not text.startswith("--") or not equals or not all(parts):
+        return f"{text}: not an override; write --a.b=c, for example --schedule.steps=20"
+    value, problems = config_yaml.parse(value_text)
+    if problems:
+        return f"{text}: the value is {problems[0]}"
+    place: Any = tree
+    for depth, part in enumerate(parts):
+        above = ".".join(parts[:depth])
+        key = _key(place, part, above)
+        if isinstance(key, _Refusal):
+            return f"--{name}: {key}"
+        last = depth == len(parts) - 1
+        if isinstance(place, list):
+            items = cast("list[Any]", place)
+            if key == len(items):
+                items.append(None)
+        below = value if last else _below(place, key, parts[depth + 1], tuple(parts[: depth + 1]))
+        cast(Any, place)[key] = below
+        place = below
+    sources[name] = text
+    return None
+
+
+class _Refusal(str):
+    """Why a part of an override's path cannot be followed."""
+
+
+def _key(place: Any, part: str, above: str) -> str | int | _Refusal:
+    if isinstance(place, dict):
+        return part
+    if isinstance(place, list):
+        length = len(cast("list[Any]", place))
+        if not part.isdecimal():
+            return _Refusal(f"{above} is a list; say which item, for example {above}.0.{part}")
+        if int(part) > length:
+            return _Refusal(
+                f"{above} has {length} item(s), counted from 0; {length} would append one"
+            )
+        return int(part)
+    return _Refusal(f"{above} holds {_found(place)}, so it has no key {part}")
+
+
+def _below(place: Any, key: str | int, following: str, path: tuple[str, ...]) -> Any:
+    """Return what lies at a key, or a new block or list when nothing does."""
+    present = place.get(key) if isinstance(place, dict) else place[key]  # pyright: ignore
+    if present is not None:
+        return cast(Any, present)
+    _, kind = locate(Config, [int(p) if p.isdecimal() else p for p in path])
+    is_list = following.isdecimal() and kind is not None and child(kind, 0) is not None
+    return [] if is_list else {}
+
+
+def _with_source(problem: str, sources: Mapping[str, str]) -> str:
+    """Say which override set the value that a problem is about, if one did."""
+    for name, text in sources.items():
+        if problem.startswith(f"{name}:"):
+            return f"{problem} (set by {text})"
+    return problem
+
+
+def _build(tree: Tree) -> tuple[Config | None, list[str]]:
+    """Validate plain values; also check the combinations of whatever part is sound."""
+    problems = list(_not_plain(tree, ()))
+    if problems:
+        return None, problems
+    config, errors = _validate(tree)
+    if config is not None:
+        return config, config_check.check(config)
+    problems = _explain(errors)
+    wrong = [locate(Config, error["loc"])[0] for error in errors]
+    pruned = json.loads(json.dumps(tree))
+    for path in wrong:
+        _remove(pruned, path)
+    config, _ = _validate(pruned)
+    if config is not None:
+        names = [dotted(path) for path in wrong]
+        more = config_check.check(config)
+        problems += [p for p in more if not any(name in p for name in names)]
+    return None, problems
+
+
+def _validate(tree: Tree) -> tuple[Config | None, list[ErrorDetails]]:
+    try:
+        # JSON mode: as strict as Python mode, but a list may fill a fixed-length tuple.
+        return Config.model_validate_json(json.dumps(tree)), []
+    except pydantic.ValidationError as error:
+        return None, error.errors(include_url=False)
+
+
+def _not_plain(value: Any, at: Path) -> Iterator[str]:
+    """Find what JSON cannot say: keys that are no text, infinite numbers, odd YAML types."""
+    if isinstance(value, dict):
+        for key, item in cast("dict[Any, Any]", value).items():
+            if not isinstance(key, str):
+                yield f"{dotted((*at, str(key)))}: a key must be text; put {key} in quotes"
+            yield from _not_plain(item, (*at, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(cast("list[Any]", value)):
+            yield from _not_plain(item, (*at, index))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{dotted(at)}: found {value}; valid: a finite number"
+    elif not (value is None or isinstance(value, (str, int, float))):
+        yield f"{dotted(at)}: found a {type(value).__name__}; valid: text, a number, a list, keys"
+
+
+def _explain(errors: Sequence[ErrorDetails]) -> list[str]:
+    lines: dict[str, str] = {}  # one line a path: a union reports each of its members
+    for error in errors:
+        path, kind = locate(Config, error["loc"])
+        if error["type"] == "extra_forbidden":
+            line = f"unknown key; {suggest(Config, path)}"
+        elif error["type"] == "missing":
+            line = f"missing; valid: {describe(kind)}"
+        else:
+            line = f"found {_found(error['input'])}; valid: {describe(kind)}"
+            line += _near_choice(error)
+        lines.setdefault(dotted(path), line)
+    below = tuple(lines)  # "expected text" for a list is noise beside the fault inside the list
+    return [
+        f"{path}: {line}"
+        for path, line in lines.items()
+        if not any(other.startswith(f"{path}.") for other in below)
+    ]
+
+
+def _near_choice(error: ErrorDetails) -> str:
+    if error["type"] != "literal_error" or not isinstance(error["input"], str):
+        return ""
+    choices = str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
+    near = difflib.get_close_matches(error["input"], [c.strip("'") for c in choices], n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _found(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f"the text '{value if len(value) <= 60 else value[:57] + '...'}'"
+    if isinstance(value, dict):
+        return "a block of keys"
+    if isinstance(value, list):
+        return f"a list of {len(cast('list[Any]', value))}"
+    return str(value)
+
+
+def _remove(tree: Any, path: Path) -> None:
+    """Take a key out, so that its default counts; for a faulty item, take out its whole list."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    for part in path[:-1]:
+        if not isinstance(tree, (dict, list)):
+            return
+        tree = cast(Any, tree)[part]
+    if isinstance(tree, dict):
+        cast("dict[Any, Any]", tree).pop(path[-1], None)

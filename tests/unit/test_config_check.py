@@ -1,0 +1,143 @@
+"""Settings that cannot work together, one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lagzero.config import Config
+from lagzero.config_check import check, notes
+
+SOUND: dict[str, Any] = {
+    "data": {
+        "train": [{"kind": "arithmetic"}],
+        "eval": [{"kind": "arithmetic", "split": "eval"}],
+    },
+    "score": {"rewards": [{"use": "number"}]},
+}
+
+
+def config(*changes: tuple[str, Any]) -> Config:
+    tree: dict[str, Any] = Config.model_validate(SOUND).model_dump()
+    for path, value in changes:
+        place: Any = tree
+        *above, last = path.split(".")
+        for part in above:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        place[int(last) if isinstance(place, list) else last] = value
+    return Config.model_validate(tree)
+
+
+def found(*changes: tuple[str, Any]) -> list[str]:
+    return [line.split(": ")[0] for line in check(config(*changes))]
+
+
+def test_a_sound_configuration_has_no_problem_and_no_note():
+    assert check(config()) == []
+    assert notes(config()) == []
+
+
+@pytest.mark.parametrize("estimator", ["group_mean", "leave_one_out"])
+def test_a_group_of_one_is_refused_with_a_group_baseline(estimator: str):
+    """LN7"""
+    one = ("rollout.group_size", 1)
+    assert found(one, ("advantage.estimator", estimator)) == ["rollout.group_size"]
+    alone = (one, ("advantage.estimator", "none"), ("advantage.normalize_std", False))
+    assert found(*alone) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 50), ("min_p", 0.1)])
+def test_truncated_sampling_is_refused_in_training(name: str, value: float):
+    """LP2"""
+    lines = check(config((f"rollout.{name}", value)))
+    assert len(lines) == 1
+    assert lines[0].startswith(f"rollout.{name}: {value:g} cuts")
+    assert f"set {name}: " in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "changes"),
+    [
+        ("rollout.temperature", [("rollout.temperature", 0.0)]),
+        ("rollout.stop.0", [("rollout.stop", [""])]),
+        ("advantage.normalize_std", [("advantage.estimator", "none")]),
+        ("loss.constant", [("loss.reduction", "constant")]),
+        ("loss.constant", [("loss.constant", 5.0)]),
+        ("schedule.max_lag", [("schedule.max_lag", 1)]),
+        ("score.rewards", [("score.rewards.0.weight", 0.0)]),
+        ("score.rewards.0.use", [("score.rewards.0.use", "nowhere.py:f")]),
+        ("score.rewards.0.use", [("score.rewards.0.use", "module:")]),
+        ("score.rewards.0.use", [("score.rewards.0.use", " ")]),
+        ("train.optimizer.betas.1", [("train.optimizer.betas", (0.9, 1.0))]),
+        ("model.device", [("model.device", "gpu")]),
+        ("model.path", [("model.path", "./no/such/folder")]),
+        ("model.chat_template", [("model.chat_template", "chatml")]),
+        ("model.lora.targets", [("model.lora", {"targets": []})]),
+        ("model.lora.start", [("model.lora", {"start": "nowhere"})]),
+        ("data.eval", [("data.eval", [])]),
+        ("data.eval.0", [("data.eval.0.split", "train")]),
+        ("data.train.0.split", [("data.train.0.split", "test")]),
+        ("data.train.0.path", [("data.train.0.path", "x")]),
+        ("data.train.0.name", [("data.train.0.name", "x")]),
+        ("data.train.0.name", [("data.train.0.kind", "reasoning_gym")]),
+        ("data.train.0.path", [("data.train.0.kind", "hub")]),
+        ("data.train.0.path", [("data.train.0.kind", "parquet")]),
+        ("data.train.0.path", [("data.train.0", {"kind": "jsonl", "path": "none.jsonl"})]),
+        ("data.train.0.seed", [("data.train.0", {"kind": "hub", "path": "a/b", "seed": 1})]),
+        ("data.answer_column", [("data.answer_column", "")]),
+    ],
+)
+def test_each_impossible_setting_is_named_by_its_path(path: str, changes: list[tuple[str, Any]]):
+    assert found(*changes) == [path]
+
+
+def test_what_a_file_source_does_not_read_is_refused(tmp_path: Path):
+    file = tmp_path / "a.jsonl"
+    file.write_text("{}\n")
+    source = {"kind": "jsonl", "path": str(file)}
+    assert found(("data.train.0", source)) == []
+    extra = {"name": "x", "split": "test", "options": {"a": 1}, "seed": 2}
+    assert sorted(found(("data.train.0", source | extra))) == [
+        "data.train.0.name",
+        "data.train.0.options",
+        "data.train.0.seed",
+        "data.train.0.split",
+    ]
+
+
+def test_held_out_rows_may_come_from_the_same_kind_but_not_be_the_same_rows():
+    assert found(("data.eval.0.split", "train"), ("data.eval.0.size", 7)) == ["data.eval.0"]
+    assert found(("data.eval.0.split", "train"), ("data.eval.0.seed", 7)) == []
+
+
+def test_no_held_out_prompts_are_needed_when_nothing_is_measured():
+    empty = [("data.eval", []), ("eval.before", False), ("eval.after", False)]
+    assert found(*empty) == []
+    assert found(*empty, ("eval.every", 5)) == ["data.eval"]
+
+
+def test_the_cache_has_to_hold_one_full_sequence_in_whole_pages():
+    sizes = [("data.max_prompt_tokens", 40), ("rollout.max_new_tokens", 60)]
+    sizes += [("engine.page_size", 16)]
+    assert found(*sizes, ("engine.kv_cache_tokens", 112)) == []
+    assert found(*sizes, ("engine.kv_cache_tokens", 111)) == ["engine.kv_cache_tokens"]
+    assert "use at least 112" in check(config(*sizes, ("engine.kv_cache_tokens", 99)))[0]
+
+
+def test_what_may_surprise_is_a_note_and_no_problem():
+    changes = [
+        ("train.micro_batch_tokens", 100),
+        ("train.optimizer.warmup_steps", 100),
+        ("data.eval.0.size", 10),
+        ("data.chat", False),
+        ("model.system_prompt", "Be brief."),
+    ]
+    assert check(config(*changes)) == []
+    assert [note.split(": ")[0] for note in notes(config(*changes))] == [
+        "train.micro_batch_tokens",
+        "train.optimizer.warmup_steps",
+        "eval.num_prompts",
+        "model.system_prompt",
+    ]
