@@ -29,6 +29,7 @@ _TENSORS = "trainer.safetensors"
 _VALUES = "trainer.json"
 _FOLDER = "checkpoints"
 _UNFINISHED = ".unfinished-"
+_REPLACED = ".replaced-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ def save_checkpoint(
     final = root / _name(checkpoint.step)
     work = root / f"{_UNFINISHED}{final.name}"
     try:
-        _remove_unfinished(root)
+        _tidy(root)
         work.mkdir(parents=True)
         _write(work, checkpoint, write_policy)
         if final.exists():
-            final.rename(root / f"{_UNFINISHED}old-{final.name}")
+            final.rename(root / f"{_REPLACED}{final.name}")
         work.rename(final)
         _flush(root)
     except (OSError, SafetensorError) as error:
@@ -85,13 +86,14 @@ def save_checkpoint(
     for old in _complete(root)[:-keep]:
         if old != final:
             _remove(old)
-    _remove_unfinished(root)
+    _tidy(root)
     return final
 
 
 def latest(run: Path) -> Path | None:
     """Return the newest complete checkpoint of a run, or None, and warn of incomplete newer ones."""
     root = run / _FOLDER
+    _tidy(root)
     complete = _complete(root)
     newest = complete[-1] if complete else None
     for folder in sorted(root.glob("step-*")):
@@ -199,7 +201,14 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def _remove_unfinished(root: Path) -> None:
+def _tidy(root: Path) -> None:
+    """Put back what was being replaced when a run died, and delete what was never finished."""
+    for folder in root.glob(f"{_REPLACED}*"):
+        final = root / folder.name.removeprefix(_REPLACED)
+        if not final.exists():
+            folder.rename(final)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
     for folder in root.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(folder, ignore_errors=True)
 

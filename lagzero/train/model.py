@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -87,6 +89,13 @@ class Policy:
     def weights(self) -> dict[str, torch.Tensor]:
         """Return every parameter, each once, by name."""
         return {n: p.detach() for n, p in self.module.named_parameters()}
+
+
+    def cast_copy(self, dtype: torch.dtype) -> Policy:
+        """Return a copy of the whole policy, adapters included, in another type."""
+        module, adapter = copy.deepcopy((self.module, self.adapter))
+        (adapter or module).to(dtype)
+        return Policy(module.requires_grad_(False), self.tokenizer, adapter)
 
 
 ReferenceScope = Callable[[], AbstractContextManager[Policy]]
@@ -217,8 +226,12 @@ def enable_activation_checkpointing(policy: Policy) -> None:
             f"{type(policy.module).__name__} offers no activation checkpointing; set "
             "model.activation_checkpointing to false"
         )
-    policy.module.gradient_checkpointing_enable({"use_reentrant": False})
+    # transformers' own switch would also make the embeddings' output ask for a gradient, which
+    # only re-entrant checkpointing needs.
+    again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     for layer in layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = again
         # The layer itself asks for training mode; its parts stay in eval, so dropout stays off.
         layer.training = True
 
