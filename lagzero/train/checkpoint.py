@@ -97,9 +97,7 @@ def latest(run: Path) -> Path | None:
     complete = _complete(root)
     newest = complete[-1] if complete else None
     for folder in sorted(root.glob("step-*")):
-        if not (folder / _MARKER).is_file() and (
-            newest is None or _step(folder) > _step(newest)
-        ):
+        if not (folder / _MARKER).is_file() and (newest is None or _step(folder) > _step(newest)):
             warnings.warn(
                 f"{folder} was cut off while it was written and is passed over; resuming from "
                 + ("nothing" if newest is None else newest.name),
@@ -123,25 +121,19 @@ def load_checkpoint(folder: Path, parts: tuple[str, ...] = ()) -> Checkpoint:
     if not marker.is_file():
         raise LagzeroError(f"{folder} has no {_MARKER}: it was not written to its end")
     manifest: dict[str, int] = _read_json(marker)["files"]
-    problems = [
-        f"{name}: missing" for name in manifest if not (folder / name).is_file()
-    ]
+    problems = [f"{name}: missing" for name in manifest if not (folder / name).is_file()]
     problems.extend(
         f"{name}: {(folder / name).stat().st_size} bytes, {size} were written"
         for name, size in manifest.items()
         if (folder / name).is_file() and (folder / name).stat().st_size != size
     )
-    problems.extend(
-        f"{p}.json: never written" for p in parts if f"{p}.json" not in manifest
-    )
+    problems.extend(f"{p}.json: never written" for p in parts if f"{p}.json" not in manifest)
     if problems:
         raise LagzeroError(
             f"{folder} cannot be resumed from:\n" + "\n".join(sorted(problems)) + "\n"
             "Put the files back, or delete the folder to resume from the checkpoint before it"
         )
-    names = [
-        n for n in manifest if "/" not in n and n.endswith(".json") and n != _VALUES
-    ]
+    names = [n for n in manifest if "/" not in n and n.endswith(".json") and n != _VALUES]
     values = _read_json(folder / _VALUES)
     try:
         tensors = load_file(folder / _TENSORS)
@@ -155,17 +147,11 @@ def load_checkpoint(folder: Path, parts: tuple[str, ...] = ()) -> Checkpoint:
     )
 
 
-def _write(
-    work: Path, checkpoint: Checkpoint, write_policy: Callable[[Path], None]
-) -> None:
+def _write(work: Path, checkpoint: Checkpoint, write_policy: Callable[[Path], None]) -> None:
     write_policy(work / "policy")
-    tensors = {
-        name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()
-    }
+    tensors = {name: t.detach().cpu().contiguous() for name, t in checkpoint.tensors.items()}
     save_file(tensors, work / _TENSORS)
-    _write_json(
-        work / _VALUES, {"step": checkpoint.step, "trainer": dict(checkpoint.values)}
-    )
+    _write_json(work / _VALUES, {"step": checkpoint.step, "trainer": dict(checkpoint.values)})
     for name, value in checkpoint.parts.items():
         _write_json(work / f"{name}.json", value)
     files = sorted(path for path in work.rglob("*") if path.is_file())
@@ -188,9 +174,7 @@ def _step(folder: Path) -> int:
 
 def _complete(root: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    folders = [
-        f for f in root.glob("step-*") if _step(f) >= 0 and (f / _MARKER).is_file()
-    ]
+    folders = [f for f in root.glob("step-*") if _step(f) >= 0 and (f / _MARKER).is_file()]
     return sorted(folders, key=_step)
 
 
@@ -230,6 +214,4 @@ def _read_json(path: Path) -> Any:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(
-        json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")

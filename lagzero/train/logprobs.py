@@ -43,9 +43,7 @@ def chunked_logprobs(
         raise ValueError(f"temperature {temperature} and chunk {chunk} must be > 0")
     targets = targets.long()
 
-    def score(
-        rows: torch.Tensor, ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def score(rows: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, entropies = _TokenLogprobs.apply(  # pyright: ignore[reportGeneralTypeIssues]
             head(rows), ids, temperature, entropy_gradient
         )
@@ -60,14 +58,10 @@ def chunked_logprobs(
             parts.append(score(rows, ids))
         else:
             parts.append(
-                checkpoint(
-                    score, rows, ids, use_reentrant=False, preserve_rng_state=False
-                )
+                checkpoint(score, rows, ids, use_reentrant=False, preserve_rng_state=False)
             )
     if not parts:
-        empty = hidden.new_zeros(
-            0, dtype=torch.promote_types(hidden.dtype, torch.float32)
-        )
+        empty = hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))
         return empty, empty
     return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
@@ -126,9 +120,7 @@ class _TokenLogprobs(torch.autograd.Function):
         out = logp.exp()
         if ctx.entropy_gradient:
             # dH/dz_v = -p_v (log p_v + H)
-            slope = logp.add_(entropies.unsqueeze(-1)).mul_(
-                grad_entropies.unsqueeze(-1)
-            )
+            slope = logp.add_(entropies.unsqueeze(-1)).mul_(grad_entropies.unsqueeze(-1))
             out.mul_(slope.add_(grad_logprobs.unsqueeze(-1)).neg_())
         else:
             out.mul_(-grad_logprobs.unsqueeze(-1))

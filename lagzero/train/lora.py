@@ -32,9 +32,7 @@ def add_lora(policy: Policy, config: LoraConfig, seed: int = 0) -> Policy:
     try:
         if config.start is not None:
             folder = _adapter_folder(config.start)
-            adapter = peft.PeftModel.from_pretrained(
-                policy.module, folder, is_trainable=True
-            )
+            adapter = peft.PeftModel.from_pretrained(policy.module, folder, is_trainable=True)
             if config.reference == "start":
                 adapter.load_adapter(folder, _START, is_trainable=False)
         else:
@@ -81,9 +79,7 @@ def lora_reference(policy: Policy, config: LoraConfig) -> ReferenceScope:
 def _adapter_folder(start: str) -> str:
     folder = Path(start).expanduser()
     if not (folder / "adapter_config.json").is_file():
-        raise LagzeroError(
-            f"model.lora.start: {start!r} is no folder with an adapter_config.json"
-        )
+        raise LagzeroError(f"model.lora.start: {start!r} is no folder with an adapter_config.json")
     return str(folder)
 
 

@@ -48,9 +48,7 @@ class Policy:
     @property
     def context_limit(self) -> int:
         """Most tokens of one sequence."""
-        limit = getattr(
-            self.module.config.get_text_config(), "max_position_embeddings", None
-        )
+        limit = getattr(self.module.config.get_text_config(), "max_position_embeddings", None)
         return 1 << 30 if limit is None else int(limit)
 
     def hidden(
@@ -90,7 +88,6 @@ class Policy:
         """Return every parameter, each once, by name."""
         return {n: p.detach() for n, p in self.module.named_parameters()}
 
-
     def cast_copy(self, dtype: torch.dtype) -> Policy:
         """Return a copy of the whole policy, adapters included, in another type."""
         module, adapter = copy.deepcopy((self.module, self.adapter))
@@ -109,9 +106,7 @@ def load_policy(config: ModelConfig, device: torch.device | None = None) -> Poli
     cannot run under lagzero's attention.
     """
     register()
-    path = (
-        str(builtin_folder()) if config.path == BUILTIN else _checked_path(config.path)
-    )
+    path = str(builtin_folder()) if config.path == BUILTIN else _checked_path(config.path)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
@@ -161,9 +156,7 @@ def check_head(policy: Policy) -> None:
     """
     num = min(4, policy.context_limit)
     places = np.arange(num, dtype=np.int32)
-    plan = PackedPlan(
-        places, np.zeros_like(places), np.array([-1], np.int32), policy.device
-    )
+    plan = PackedPlan(places, np.zeros_like(places), np.array([-1], np.int32), policy.device)
     at = torch.as_tensor(places, device=policy.device).long()
     ours = policy.logits(policy.hidden(at, at, plan))
     theirs = policy.module(
@@ -172,12 +165,8 @@ def check_head(policy: Policy) -> None:
         use_cache=False,
         **{PLAN_KEYWORD: plan},
     ).logits[0]
-    spacing = torch.finfo(
-        policy.dtype
-    ).eps  # a head in the model's type may round each step
-    if not torch.allclose(
-        ours, theirs.to(ours.dtype), rtol=8 * spacing, atol=8 * spacing
-    ):
+    spacing = torch.finfo(policy.dtype).eps  # a head in the model's type may round each step
+    if not torch.allclose(ours, theirs.to(ours.dtype), rtol=8 * spacing, atol=8 * spacing):
         raise LagzeroError(
             f"{type(policy.module).__name__} turns hidden states into logits in a way that lagzero "
             f"does not know (largest difference {float((ours - theirs).abs().max()):.3g}); it "
@@ -202,9 +191,7 @@ def stop_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
 
 def frozen_copy(policy: Policy) -> ReferenceScope:
     """Copy the policy as it is now, to be the reference of a run that trains all weights."""
-    frozen = Policy(
-        copy.deepcopy(policy.module).requires_grad_(False), policy.tokenizer
-    )
+    frozen = Policy(copy.deepcopy(policy.module).requires_grad_(False), policy.tokenizer)
 
     @contextmanager
     def scope() -> Iterator[Policy]:
@@ -218,9 +205,7 @@ def enable_activation_checkpointing(policy: Policy) -> None:
 
     Raises LagzeroError for a model whose layers do not offer it.
     """
-    layers = [
-        m for m in policy.module.modules() if isinstance(m, GradientCheckpointingLayer)
-    ]
+    layers = [m for m in policy.module.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise LagzeroError(
             f"{type(policy.module).__name__} offers no activation checkpointing; set "
@@ -277,6 +262,4 @@ def _template_text(template: str) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return next(
-        (line for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

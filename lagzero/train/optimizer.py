@@ -104,9 +104,7 @@ class Optimizer:
         grads = [m.grad for m in self._masters.values() if m.grad is not None]
         if not grads:
             raise ValueError("no parameter has a gradient")
-        norm = torch.linalg.vector_norm(
-            torch.stack(torch._foreach_norm(grads)).double()
-        )
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)).double())
         value = float(norm)
         if not math.isfinite(value):
             self.clear()
@@ -163,12 +161,8 @@ class Optimizer:
             if f"first_moment.{name}" in state:
                 self._adamw.state[master] = {
                     "step": torch.tensor(float(self.num_steps), device=master.device),
-                    "exp_avg": state[f"first_moment.{name}"].to(
-                        master.device, copy=True
-                    ),
-                    "exp_avg_sq": state[f"second_moment.{name}"].to(
-                        master.device, copy=True
-                    ),
+                    "exp_avg": state[f"first_moment.{name}"].to(master.device, copy=True),
+                    "exp_avg_sq": state[f"second_moment.{name}"].to(master.device, copy=True),
                 }
         self._write_back()
 
@@ -188,9 +182,7 @@ class Optimizer:
                         f"{key}: {list(found.shape)} {found.dtype}, here {list(master.shape)} "
                         f"{master.dtype}"
                     )
-        problems.extend(
-            f"{key}: not a part of this model" for key in state.keys() - known
-        )
+        problems.extend(f"{key}: not a part of this model" for key in state.keys() - known)
         if "num_steps" not in state:
             problems.append("num_steps: missing")
         if problems:

@@ -57,9 +57,7 @@ class LocalTrainer:
     ):
         self.policy = policy
         self.version = version
-        self.optimizer = Optimizer(
-            policy.trainable(), train.optimizer, master_weights, total_steps
-        )
+        self.optimizer = Optimizer(policy.trainable(), train.optimizer, master_weights, total_steps)
         self._loss = loss
         self._train = train
         self._temperature = temperature or 1.0
@@ -80,9 +78,7 @@ class LocalTrainer:
         for row in batch.micro_batches:
             begun = time.perf_counter()
             row_loss, metrics = self._row_loss(row, batch.num_sequences)
-            loss += float(
-                row_loss.detach()
-            )  # waits for the device, so the times are true
+            loss += float(row_loss.detach())  # waits for the device, so the times are true
             forwarded = time.perf_counter()
             row_loss.backward()
             parts.append(metrics)
@@ -111,9 +107,7 @@ class LocalTrainer:
             },
         )
 
-    def _row_loss(
-        self, row: MicroBatch, num_sequences: int
-    ) -> tuple[torch.Tensor, Metrics]:
+    def _row_loss(self, row: MicroBatch, num_sequences: int) -> tuple[torch.Tensor, Metrics]:
         logprobs, entropies = self._score(self.policy, row)
         inputs = loss_inputs(row, num_sequences, logprobs.device, logprobs.dtype)
         per_token, metrics = self._loss(logprobs, entropies, inputs)
@@ -121,9 +115,7 @@ class LocalTrainer:
         weights = torch.as_tensor(row.weights, device=logprobs.device)
         return reduce(per_token, weights), {**metrics, **mismatch}
 
-    def _score(
-        self, policy: Policy, row: MicroBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _score(self, policy: Policy, row: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probs and entropies [N] of the row's trained tokens."""
         device = policy.device
 

@@ -1,0 +1,181 @@
+"""One optimiser step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lagzero.config import LossConfig, OptimizerConfig, TrainConfig
+from lagzero.errors import LagzeroError
+from lagzero.losses.inputs import LossInputs
+from lagzero.losses.objective import make_loss
+from lagzero.prepare.pack import pack, unpack
+from lagzero.train.model import Policy, frozen_copy
+from lagzero.train.step import LocalTrainer
+from lagzero.types import Batch, Sample
+
+TRAIN = TrainConfig(optimizer=OptimizerConfig(lr=0.01))
+
+
+def batch(samples: list[Sample], budget: int = 48) -> Batch:
+    num = sum(int(s.tokens["trained"].sum()) for s in samples)
+    rows = pack(samples, budget, True, np.full(len(samples), 1 / num))
+    return Batch(rows, len(samples), num)
+
+
+def as_sampled_by(trainer: LocalTrainer, samples: list[Sample]) -> list[Sample]:
+    """The same samples with the trainer's own log-probs as the behaviour policy's."""
+    rows = pack(samples, 1000, True, np.ones(len(samples)))
+    values = unpack([trainer.logprobs(row) for row in rows], rows, samples)
+    out: list[Sample] = []
+    for sample, value in zip(samples, values, strict=True):
+        tokens = sample.tokens.copy()
+        tokens["logprob"] = value
+        out.append(replace(sample, tokens=tokens))
+    return out
+
+
+def test_an_empty_batch_changes_nothing(make_policy: Callable[..., Policy], policy_gradient: Any):
+    trainer = LocalTrainer(make_policy(), policy_gradient, TRAIN, version=4)
+    before = {n: t.clone() for n, t in trainer.policy.weights().items()}
+    stats = trainer.step(Batch((), 0, 0))
+    assert (stats.version, stats.metrics) == (4, {})
+    assert all(torch.equal(t, before[n]) for n, t in trainer.policy.weights().items())
+    assert trainer.optimizer.num_steps == 0
+
+
+def test_an_untouched_policy_has_every_ratio_one(
+    make_policy: Callable[..., Policy], make_samples: Callable[..., list[Sample]]
+):
+    """Behaviour log-probs come from other rows than the step's, so only rounding is left."""
+    trainer = LocalTrainer(
+        make_policy(), make_loss(LossConfig()), TRAIN, temperature=0.7, version=5
+    )
+    samples = as_sampled_by(trainer, make_samples(version=5))
+    metrics = trainer.step(batch(samples)).metrics
+    for name in ("mismatch", "behaviour"):
+        assert metrics[f"{name}/ratio_max"] == pytest.approx(1, abs=1e-5)
+        assert metrics[f"{name}/ratio_min"] == pytest.approx(1, abs=1e-5)
+        assert metrics[f"{name}/kl_k3"] == pytest.approx(0, abs=1e-9)
+        assert metrics[f"{name}/gap_max"] < 1e-5
+
+
+def test_mismatch_counts_only_the_tokens_of_the_current_version(
+    make_policy: Callable[..., Policy], make_samples: Callable[..., list[Sample]]
+):
+    """Three groups of version 1 are off by up to a nat; one group of version 2 is exact."""
+    trainer = LocalTrainer(make_policy(), make_loss(LossConfig()), TRAIN, version=2)
+    exact = as_sampled_by(trainer, make_samples(groups=1, version=2))
+    stale = [replace(s, group_index=s.group_index + 1) for s in make_samples(seed=3, version=1)]
+    metrics = trainer.step(batch([*exact, *stale])).metrics
+    assert metrics["mismatch/gap_max"] < 1e-5
+    assert metrics["behaviour/gap_max"] > 0.1
+
+
+def test_a_step_reports_what_it_did(
+    make_policy: Callable[..., Policy],
+    make_samples: Callable[..., list[Sample]],
+    policy_gradient: Any,
+):
+    trainer = LocalTrainer(make_policy(), policy_gradient, TRAIN)
+    given = batch(make_samples(), budget=30)
+    stats = trainer.step(given)
+    assert stats.version == trainer.version == 1
+    m = stats.metrics
+    assert m["train/num_micro_batches"] == len(given.micro_batches) > 1
+    assert m["train/num_trained_tokens"] == given.num_trained_tokens
+    assert m["train/num_tokens"] == sum(len(r.token_ids) for r in given.micro_batches)
+    assert m["train/lr"] == 0.01
+    assert m["train/grad_norm"] > 0
+    assert 0 < m["policy/entropy"] < np.log(61)
+    assert min(m["train/forward_s"], m["train/backward_s"], m["train/optimizer_s"]) > 0
+
+
+def test_steps_raise_the_log_probs_of_what_was_good(
+    make_policy: Callable[..., Policy],
+    make_samples: Callable[..., list[Sample]],
+    policy_gradient: Any,
+):
+    trainer = LocalTrainer(make_policy(), policy_gradient, TRAIN)
+    samples = make_samples()
+    advantages = np.concatenate([s.advantages[s.tokens["trained"]] for s in samples])
+
+    def gain() -> float:
+        values = as_sampled_by(trainer, samples)
+        logprobs = np.concatenate([s.tokens["logprob"][s.tokens["trained"]] for s in values])
+        return float((advantages * logprobs).sum())
+
+    before = gain()
+    for _ in range(5):
+        trainer.step(batch(samples))
+    assert gain() > before + 1
+
+
+def test_log_probs_are_of_the_rollouts_temperature(
+    make_policy: Callable[..., Policy], make_samples: Callable[..., list[Sample]]
+):
+    """LP1: hotter is flatter. Temperature 0 samples greedily and records at temperature 1."""
+    rows = batch(make_samples()).micro_batches
+    at = {
+        t: LocalTrainer(
+            make_policy(),
+            None,  # pyright: ignore[reportArgumentType]
+            TRAIN,
+            temperature=t,
+        ).logprobs(rows[0])
+        for t in (0.0, 1.0, 1e6)
+    }
+    assert np.array_equal(at[0.0], at[1.0])
+    np.testing.assert_allclose(at[1e6], -np.log(61), atol=1e-4)
+    assert np.abs(at[1.0] + np.log(61)).max() > 0.5
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_trainer_as_it_was(
+    make_policy: Callable[..., Policy], make_samples: Callable[..., list[Sample]]
+):
+    def broken(
+        logprobs: torch.Tensor, entropies: torch.Tensor | None, inputs: LossInputs
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        return logprobs * float("nan"), {}
+
+    trainer = LocalTrainer(make_policy(), broken, TRAIN)
+    before = {n: t.clone() for n, t in trainer.policy.weights().items()}
+    with pytest.raises(LagzeroError, match="optimiser step 1"):
+        trainer.step(batch(make_samples()))
+    assert trainer.version == 0
+    assert all(torch.equal(t, before[n]) for n, t in trainer.policy.weights().items())
+
+
+def test_the_reference_is_the_frozen_start(
+    make_policy: Callable[..., Policy],
+    make_samples: Callable[..., list[Sample]],
+    policy_gradient: Any,
+):
+    policy, samples = make_policy(), make_samples()
+    trainer = LocalTrainer(policy, policy_gradient, TRAIN, reference=frozen_copy(policy))
+    own = [s.tokens["logprob"] for s in as_sampled_by(trainer, samples)]
+    before = trainer.reference_logprobs(samples)
+    for sample, mine, reference in zip(samples, own, before, strict=True):
+        trained = sample.tokens["trained"]
+        np.testing.assert_allclose(reference[trained], mine[trained], atol=1e-6)
+        assert np.isnan(reference[~trained]).all()
+    trainer.step(batch(samples))
+    after = trainer.reference_logprobs(samples)
+    assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True))
+    moved = [s.tokens["logprob"] for s in as_sampled_by(trainer, samples)]
+    assert max(float(np.nanmax(np.abs(a - b))) for a, b in zip(own, moved, strict=True)) > 0.01
+
+
+def test_asking_for_a_reference_that_is_not_there_is_an_error(
+    make_policy: Callable[..., Policy],
+    make_samples: Callable[..., list[Sample]],
+    policy_gradient: Any,
+):
+    trainer = LocalTrainer(make_policy(), policy_gradient, TRAIN)
+    with pytest.raises(ValueError, match="no reference"):
+        trainer.reference_logprobs(make_samples())
