@@ -1,1 +1,1 @@
-"""lagzero trains language models with reinforcement learning, and keeps the systems out of the math."""
+"""lagzero trains language models with reinforcement learning: the systems stay out of the math."""

@@ -1,4 +1,4 @@
-"""From configuration to objects. The only importer of backends; each choice is one explicit match."""
+"""From configuration to objects: the only importer of backends, one explicit match a choice."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _reference(config: Config, policy: Policy) -> ReferenceScope | None:
 
 
 def _engine_limits(config: Config, policy: Policy) -> EngineLimits:
-    """Size the KV cache: as configured, else a share of free memory, never more than can be used."""
+    """Size the KV cache: as configured, else a share of free memory, at most what can be used."""
     engine = config.engine
     most = engine.max_running * policy.context_limit
     tokens = engine.kv_cache_tokens
@@ -230,7 +230,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def newest_policy_folder(run: Path) -> Path | None:
-    """Return the folder of a run's last saved policy: the final one, else the newest checkpoint's."""
+    """Return the folder of a run's last policy: the final one, else the newest checkpoint's."""
     from lagzero.train.checkpoint import latest
 
     if (run / "policy").is_dir():

@@ -120,7 +120,9 @@ def _new_folder(config: Config, name: str) -> Path:
     folder = Path(config.run_dir)
     if (folder / "metrics.jsonl").exists():
         raise ConfigError(
-            [f"run_dir: {folder} holds a run already; go on with --resume {folder}, or name another"]
+            [
+                f"run_dir: {folder} holds a run already; go on with --resume {folder}, or name another"
+            ]
         )
     return folder
 

@@ -206,15 +206,17 @@ class EngineProbe:
         """Return the engine's metrics of the step that ends now."""
         now, last = self._engine.counters, self._last
         self._last = now
-        out = {
+        out: dict[str, float] = {
             "engine/num_sampled_tokens": now.num_sampled_tokens - last.num_sampled_tokens,
             "engine/num_preemptions": now.num_preemptions - last.num_preemptions,
             "engine/max_used_pages": now.max_used_pages,
         }
         prompts = now.num_prompt_tokens - last.num_prompt_tokens
         if prompts:
-            out["engine/prefix_hit_share"] = (now.num_cached_tokens - last.num_cached_tokens) / prompts
-        return {name: float(value) for name, value in out.items()}
+            out["engine/prefix_hit_share"] = (
+                now.num_cached_tokens - last.num_cached_tokens
+            ) / prompts
+        return out
 
 
 async def measure(

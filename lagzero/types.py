@@ -28,9 +28,7 @@ TOKEN = np.dtype(
 )
 
 
-def sampled_tokens(
-    ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
-) -> Array:
+def sampled_tokens(ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> Array:
     """Join what a sampler returned for T tokens into one ``TOKEN`` array [T], all trained.
 
     Raises ValueError when the three differ in length or a log-prob is not a finite number <= 0.
@@ -46,7 +44,9 @@ def sampled_tokens(
     bad = ~(np.isfinite(tokens["logprob"]) & (tokens["logprob"] <= 0))
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
-        raise ValueError(f"token {at} has log-prob {tokens['logprob'][at]}; it must be finite, <= 0")
+        raise ValueError(
+            f"token {at} has log-prob {tokens['logprob'][at]}; it must be finite, <= 0"
+        )
     return tokens
 
 

@@ -87,7 +87,7 @@ def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
     num_bytes = int(np.prod(size)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(size)
+    return torch.as_tensor(np.zeros(num_bytes, np.uint8)).view(dtype).view(size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +109,22 @@ class _Prefill:
     positions: torch.Tensor  # [1, 1, count, 1]
 
 
-def _buckets(lengths: np.ndarray, waste: float = 0.25, smallest: int = 16) -> list[np.ndarray]:
-    """Split indices, sorted by length, so that padding adds at most ``waste`` to a bucket."""
-    order = np.argsort(lengths, kind="stable")
-    buckets: list[np.ndarray] = []
-    begin = 0
-    for end in range(1, len(order) + 1):
-        if end == len(order):
+def _buckets(lengths: list[int], waste: float = 0.25, smallest: int = 16) -> list[list[int]]:
+    """Split indices, sorted by length, so that padding adds at most ``waste`` to a bucket.
+
+    A bucket of fewer than ``smallest`` is not split off: each costs calls of its own.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    buckets: list[list[int]] = []
+    begin, useful = 0, 0
+    for end, index in enumerate(order):
+        padded = lengths[index] * (end + 1 - begin)
+        if end - begin >= smallest and padded > (1 + waste) * (useful + lengths[index]):
             buckets.append(order[begin:end])
-        else:
-            padded = lengths[order[end]] * (end + 1 - begin)
-            useful = lengths[order[begin : end + 1]].sum()
-            if end - begin >= smallest and padded > (1 + waste) * useful:
-                buckets.append(order[begin:end])
-                begin = end
+            begin, useful = end, 0
+        useful += lengths[index]
+    if order:
+        buckets.append(order[begin:])
     return buckets
 
 
@@ -163,18 +165,15 @@ class PagedPlan:
     def _plan_decodes(
         self, decoding: Sequence[tuple[int, Work]], device: torch.device
     ) -> list[_Decode]:
-        size = self._cache.page_size
-        num_pages = np.array([w.start // size + 1 for _, w in decoding], np.int64)
         plans: list[_Decode] = []
-        for bucket in _buckets(num_pages) if len(decoding) else []:
-            width = int(num_pages[bucket].max())
-            table = np.zeros((len(bucket), width), np.int64)
-            for i, j in enumerate(bucket):
-                table[i, : num_pages[j]] = decoding[j][1].sequence.pages[: num_pages[j]]
+        num_pages = [w.start // self._cache.page_size + 1 for _, w in decoding]
+        for bucket in _buckets(num_pages):
+            width = max(num_pages[j] for j in bucket)
+            pages = [decoding[j][1].sequence.pages[: num_pages[j]] for j in bucket]
             plans.append(
                 _Decode(
                     torch.tensor([decoding[j][0] for j in bucket], device=device),
-                    torch.from_numpy(table).to(device),
+                    torch.tensor([p + [0] * (width - len(p)) for p in pages], device=device),
                     torch.tensor([decoding[j][1].start for j in bucket], device=device).view(
                         -1, 1, 1, 1
                     ),

@@ -98,7 +98,7 @@ def sample(
         ids = logits.argmax(-1)
     else:
         probs = (logits - log_norm.unsqueeze(1)).exp_()
-        ids = inverse_cdf(probs, torch.from_numpy(uniform).to(logits.device))
+        ids = inverse_cdf(probs, torch.as_tensor(uniform).to(logits.device))
         if bool(greedy.any()):
             ids = torch.where(greedy, logits.argmax(-1), ids)
     logprobs = logits.gather(1, ids.unsqueeze(1)).squeeze(1) - log_norm
@@ -108,4 +108,4 @@ def sample(
             f"the model returned non-finite logits for row {bad} of {len(sampling)}; "
             "its weights may hold NaN or overflow in this dtype"
         )
-    return ids.tolist(), logprobs.clamp_(max=0).tolist()
+    return [int(i) for i in ids], [float(x) for x in logprobs.clamp_(max=0)]

@@ -34,9 +34,7 @@ class Schedule:
 class Scheduler:
     """Owns the waiting line, the running set and the page tables."""
 
-    def __init__(
-        self, pool: PagePool, max_running: int, chunk_tokens: int, use_prefix_cache: bool
-    ):
+    def __init__(self, pool: PagePool, max_running: int, chunk_tokens: int, use_prefix_cache: bool):
         self.pool = pool
         self.max_running = max_running
         self.chunk_tokens = chunk_tokens
@@ -65,9 +63,7 @@ class Scheduler:
                 budget -= count
         budget = self._admit(work, budget, version)
         live = set(map(id, self.running))
-        return Schedule(
-            tuple(w for w in work if id(w.sequence) in live), tuple(self._copies)
-        )
+        return Schedule(tuple(w for w in work if id(w.sequence) in live), tuple(self._copies))
 
     def _admit(self, work: list[Work], budget: int, version: int) -> int:
         while self.waiting and len(self.running) < self.max_running and budget > 0:
@@ -161,7 +157,9 @@ class Scheduler:
         seq.num_computed += work.count
         size = self.pool.page_size
         while (
-            self.use_prefix_cache and seq.nameable and (seq.num_named + 1) * size <= seq.num_computed
+            self.use_prefix_cache
+            and seq.nameable
+            and (seq.num_named + 1) * size <= seq.num_computed
         ):
             start = seq.num_named * size
             seq.name = chain_hash(version, seq.name, seq.ids[start : start + size])

@@ -1,4 +1,4 @@
-"""The embedded engine as a sampling backend: requests from many coroutines, one engine step at a time."""
+"""The embedded engine as a sampling backend: many coroutines ask, one engine step at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One attention function for transformers' own modules; what it does is a plan that travels with the call.
+"""One attention function for transformers' own modules; a plan in the call says what it does.
 
 The engine and the trainer run the same unmodified decoder modules. Each hands the model an
 ``AttentionPlan`` as a keyword of the forward call; transformers passes it down to here. The plan

@@ -1,9 +1,9 @@
-"""One machine, one process: a compute thread for the model, and the gate that makes stages take turns."""
+"""One machine, one process: a compute thread for the model, and a gate for taking turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import ParamSpec, Protocol, TypeVar
@@ -55,7 +55,7 @@ class TurnGate:
         self._exclusive = False
 
     @asynccontextmanager
-    async def shared(self, stage: str) -> AsyncIterator[None]:
+    async def shared(self, stage: str) -> AsyncGenerator[None]:
         """Enter beside other shared stages, once no exclusive stage runs."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._exclusive)
@@ -68,7 +68,7 @@ class TurnGate:
                 self._changed.notify_all()
 
     @asynccontextmanager
-    async def exclusive(self, stage: str) -> AsyncIterator[None]:
+    async def exclusive(self, stage: str) -> AsyncGenerator[None]:
         """Enter alone, once every stage that runs has left."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._exclusive and self._num_shared == 0)
@@ -99,13 +99,3 @@ class ThreadTrainer:
     async def step(self, batch: Batch) -> StepStats:
         """Take one optimiser step without blocking the event loop."""
         return await self._compute.call(self._trainer.step, batch)
-
-
-async def gather_or_cancel(tasks: Sequence[asyncio.Task[R]]) -> list[R]:
-    """Return all results in order; on a failure or cancellation, cancel the rest and wait for them."""
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -48,7 +48,7 @@ class CopiedWeights:
         self._compute = compute
 
     async def publish(self, version: int) -> None:
-        """Copy every tensor, then announce the version. Raises WeightSyncError, changing nothing."""
+        """Copy every tensor, then announce the version; WeightSyncError changes nothing."""
         await self._compute.call(self._publish, version)
 
     def _publish(self, version: int) -> None:
