@@ -71,9 +71,7 @@ class DataConfig(Block):
     chat: bool = True  # render text prompts as one user message
     shuffle: bool = True  # a new order each epoch, from the run's seed
     epochs: PositiveInt | None = None  # None: endless
-    max_prompt_tokens: PositiveInt | None = (
-        None  # of the rendered prompt; None: the model's context
-    )
+    max_prompt_tokens: PositiveInt | None = None  # rendered; None: the model's context
     long_prompts: Literal["drop", "refuse"] = "drop"  # those above max_prompt_tokens
 
 

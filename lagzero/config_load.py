@@ -187,9 +187,10 @@ def _with_source(problem: str, sources: Mapping[str, str]) -> str:
 
 def _build(tree: Tree) -> tuple[Config | None, list[str]]:
     """Validate plain values; also check the combinations of whatever part is sound."""
-    problems = list(_not_plain(tree, ()))
-    if problems:
-        return None, problems
+    odd = list(_not_plain(tree, ()))
+    if odd:  # the rest is checked without them
+        _, problems = _build(_without_odd(tree))
+        return None, odd + problems
     config, errors = _validate(tree)
     if config is not None:
         return config, config_check.check(config)
@@ -228,6 +229,20 @@ def _not_plain(value: Any, at: Path) -> Iterator[str]:
         yield f"{dotted(at)}: found {value}; valid: a finite number"
     elif not (value is None or isinstance(value, (str, int, float))):
         yield f"{dotted(at)}: found a {type(value).__name__}; valid: text, a number, a list, keys"
+
+
+def _without_odd(value: Any) -> Any:
+    """Copy plain values, leaving out what ``_not_plain`` names."""
+    if isinstance(value, dict):
+        pairs = cast("dict[Any, Any]", value).items()
+        return {k: _without_odd(v) for k, v in pairs if isinstance(k, str) and not _is_odd(v)}
+    if isinstance(value, list):
+        return [_without_odd(v) for v in cast("list[Any]", value) if not _is_odd(v)]
+    return value
+
+
+def _is_odd(value: Any) -> bool:
+    return not isinstance(value, (dict, list)) and any(_not_plain(value, ()))
 
 
 def _explain(errors: Sequence[ErrorDetails]) -> list[str]:

@@ -82,6 +82,15 @@ class _Dumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _resolvers()
 
 
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    # Unicode's own line breaks fold into a space unless they are escaped, as double quotes do.
+    style = '"' if any(char in value for char in "\x85\u2028\u2029") else None
+    return cast(Any, dumper).represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def parse(text: str) -> tuple[Any, list[str]]:
     """Return the value of a YAML text and its problems, each with its line. Never raises."""
     try:

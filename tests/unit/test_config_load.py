@@ -137,6 +137,16 @@ def test_each_kind_of_fault_is_told_in_plain_words(tmp_path: Path, text: str, ex
     assert any(line.startswith(expected) for line in problems(path)), problems(path)
 
 
+def test_a_value_that_yaml_allows_and_no_key_does_hides_no_other_problem(recipe):
+    path = recipe("seed: .nan\nloss: {clip_low: .inf, 3: 4}\ncheckpoint: {evry: 1}\n")
+    assert problems(path) == [
+        "seed: found nan; valid: a finite number",
+        "loss.clip_low: found inf; valid: a finite number",
+        "loss.3: a key must be text; put 3 in quotes",
+        "checkpoint.evry: unknown key; did you mean every?",
+    ]
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -177,6 +187,12 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path):
 def test_scalars_mean_what_they_look_like(text: str, value: object):
     found, faults = config_yaml.parse(text)
     assert (found, type(found), faults) == (value, type(value), [])
+
+
+@pytest.mark.parametrize("text", ["a\x85b", "\u2028", "x\n y", "\tz", "中文", "a: b", "# c"])
+def test_text_that_yaml_would_fold_or_cut_is_kept(text: str):
+    value = {text: [text]}
+    assert config_yaml.parse(config_yaml.dump(value)) == (value, [])
 
 
 scalars = st.one_of(
