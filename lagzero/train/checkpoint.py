@@ -20,7 +20,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import (
+    load_file,  # pyright: ignore[reportUnknownVariableType]
+    save_file,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from lagzero.errors import LagzeroError
 
@@ -91,7 +94,7 @@ def save_checkpoint(
 
 
 def latest(run: Path) -> Path | None:
-    """Return the newest complete checkpoint of a run, or None, and warn of incomplete newer ones."""
+    """Return the newest complete checkpoint of a run, or None; warn of incomplete newer ones."""
     root = run / _FOLDER
     _tidy(root)
     complete = _complete(root)

@@ -1,8 +1,11 @@
 """Low-rank adapters on the linear layers, in PEFT's format. They are never merged into the base."""
 
+# transformers' and PEFT's own annotations are incomplete.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -61,12 +64,12 @@ def lora_reference(policy: Policy, config: LoraConfig) -> ReferenceScope:
         raise ValueError("the policy has no adapter")
 
     @contextmanager
-    def base() -> Iterator[Policy]:
+    def base() -> Generator[Policy]:
         with adapter.disable_adapter():
             yield policy
 
     @contextmanager
-    def start() -> Iterator[Policy]:
+    def start() -> Generator[Policy]:
         adapter.base_model.set_adapter(_START, inference_mode=True)
         try:
             yield policy

@@ -1,10 +1,13 @@
-"""The policy: an unmodified transformers model, its tokenizer, and how they are loaded and saved."""
+"""The policy: an unmodified transformers model and its tokenizer; how they are loaded and saved."""
+
+# transformers' and PEFT's own annotations are incomplete.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +113,7 @@ def load_policy(config: ModelConfig, device: torch.device | None = None) -> Poli
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        module = AutoModelForCausalLM.from_pretrained(
+        module: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation=ATTENTION
         )
     except (OSError, ValueError, ImportError) as error:
@@ -194,7 +197,7 @@ def frozen_copy(policy: Policy) -> ReferenceScope:
     frozen = Policy(copy.deepcopy(policy.module).requires_grad_(False), policy.tokenizer)
 
     @contextmanager
-    def scope() -> Iterator[Policy]:
+    def scope() -> Generator[Policy]:
         yield frozen
 
     return scope
@@ -205,7 +208,9 @@ def enable_activation_checkpointing(policy: Policy) -> None:
 
     Raises LagzeroError for a model whose layers do not offer it.
     """
-    layers = [m for m in policy.module.modules() if isinstance(m, GradientCheckpointingLayer)]
+    layers: list[Any] = [
+        m for m in policy.module.modules() if isinstance(m, GradientCheckpointingLayer)
+    ]
     if not layers:
         raise LagzeroError(
             f"{type(policy.module).__name__} offers no activation checkpointing; set "

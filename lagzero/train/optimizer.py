@@ -1,9 +1,13 @@
 """AdamW on float32 weights, whatever type the model computes in."""
 
+# torch's own annotations are incomplete.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -30,6 +34,15 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
             return config.lr * (1 - done)
         case "cosine":
             return config.lr * (1 + math.cos(math.pi * done)) / 2
+
+
+def global_norm(tensors: Sequence[torch.Tensor]) -> float:
+    """Return the Euclidean norm of all elements together, summed over tensors in float64."""
+    norms = [
+        torch.linalg.vector_norm(t, dtype=torch.promote_types(t.dtype, torch.float32)).double()
+        for t in tensors
+    ]
+    return math.sqrt(float(torch.stack(norms).square().sum()))
 
 
 class Optimizer:
@@ -79,7 +92,7 @@ class Optimizer:
             fused=True,
         )
 
-    def _mover(self, name: str):
+    def _mover(self, name: str) -> Callable[[torch.Tensor], None]:
         def move(parameter: torch.Tensor) -> None:
             master, grad = self._masters[name], parameter.grad
             assert grad is not None  # the hook runs only after accumulation
@@ -104,8 +117,7 @@ class Optimizer:
         grads = [m.grad for m in self._masters.values() if m.grad is not None]
         if not grads:
             raise ValueError("no parameter has a gradient")
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)).double())
-        value = float(norm)
+        value = global_norm(grads)
         if not math.isfinite(value):
             self.clear()
             raise LagzeroError(
@@ -114,7 +126,8 @@ class Optimizer:
             )
         limit = self.config.max_grad_norm
         if limit is not None and value > limit:
-            torch._foreach_mul_(grads, limit / value)
+            for grad in grads:
+                grad.mul_(limit / value)
         for group in self._adamw.param_groups:
             group["lr"] = self.lr
         self._adamw.step()

@@ -80,7 +80,7 @@ class LocalTrainer:
             row_loss, metrics = self._row_loss(row, batch.num_sequences)
             loss += float(row_loss.detach())  # waits for the device, so the times are true
             forwarded = time.perf_counter()
-            row_loss.backward()
+            row_loss.backward()  # pyright: ignore[reportUnknownMemberType]
             parts.append(metrics)
             forward_s += forwarded - begun
             backward_s += time.perf_counter() - forwarded

@@ -35,13 +35,16 @@ def random_row(seed: int) -> tuple[Array, Array, Array]:
     return row(segments)
 
 
-def states(num: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+def states(
+    num: int, dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query [T, 4, 8], key and value [T, 2, 8]."""
     generator = torch.Generator().manual_seed(num)
-    return [
-        torch.randn(num, heads, 8, dtype=dtype, generator=generator).requires_grad_()
-        for heads in (4, 2, 2)
-    ]
+
+    def make(heads: int) -> torch.Tensor:
+        return torch.randn(num, heads, 8, dtype=dtype, generator=generator).requires_grad_()
+
+    return make(4), make(2), make(2)
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 33])
@@ -94,11 +97,12 @@ def test_window_counts_positions_not_places():
 def test_half_precision_is_attended_in_float32_on_a_cpu():
     """Against float32 of the same inputs, only the final rounding to bfloat16 is left."""
     facts = random_row(2)
-    inputs = [s.detach() for s in states(len(facts[0]), torch.bfloat16)]
+    query, key, value = (s.detach() for s in states(len(facts[0]), torch.bfloat16))
     plan = PackedPlan(*facts, CPU)
-    out = plan.attend(0, *inputs, 0.3, None)
+    out = plan.attend(0, query, key, value, 0.3, None)
     assert out.dtype == torch.bfloat16
-    assert torch.equal(out, plan.attend(0, *[i.float() for i in inputs], 0.3, None).bfloat16())
+    exact = plan.attend(0, query.float(), key.float(), value.float(), 0.3, None)
+    assert torch.equal(out, exact.bfloat16())
 
 
 def test_padding_stays_small():

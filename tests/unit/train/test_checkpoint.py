@@ -55,7 +55,7 @@ def test_latest_passes_over_a_folder_that_was_cut_off(tmp_path: Path):
     save(tmp_path, 10)
     folder = save(tmp_path, 100)
     (folder / "complete.json").unlink()
-    with pytest.warns(UserWarning, match="step-000100 was cut off.*resuming from step-000010"):
+    with pytest.warns(UserWarning, match=r"step-000100 was cut off.*resuming from step-000010"):
         assert latest(tmp_path) == tmp_path / "checkpoints" / "step-000010"
     with pytest.raises(LagzeroError, match="not written to its end"):
         load_checkpoint(folder)
@@ -76,15 +76,15 @@ def test_a_missing_cursor_is_refused(tmp_path: Path):
     """RS6: of a complete step-20 checkpoint only the cursor's file is gone."""
     folder = save(tmp_path, 20, cursor={"next_index": 320})
     (folder / "cursor.json").unlink()
-    with pytest.raises(LagzeroError, match="cursor.json: missing"):
+    with pytest.raises(LagzeroError, match=r"cursor\.json: missing"):
         load_checkpoint(folder, ("cursor",))
-    with pytest.raises(LagzeroError, match="cursor.json: missing"):
+    with pytest.raises(LagzeroError, match=r"cursor\.json: missing"):
         load_checkpoint(folder)
 
 
 def test_a_part_that_was_never_written_is_refused(tmp_path: Path):
     folder = save(tmp_path, 20)
-    with pytest.raises(LagzeroError, match="cursor.json: never written"):
+    with pytest.raises(LagzeroError, match=r"cursor\.json: never written"):
         load_checkpoint(folder, ("cursor",))
 
 
@@ -92,7 +92,7 @@ def test_a_shortened_file_is_refused(tmp_path: Path):
     folder = save(tmp_path, 20)
     tensors = folder / "trainer.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-4])
-    with pytest.raises(LagzeroError, match="trainer.safetensors: .* were written"):
+    with pytest.raises(LagzeroError, match=r"trainer\.safetensors: .* were written"):
         load_checkpoint(folder)
 
 
@@ -106,7 +106,7 @@ def test_a_failed_write_leaves_older_checkpoints_as_they_were(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     state = Checkpoint(2, {"w": torch.ones(3)}, {}, {"cursor": 2})
-    with pytest.raises(LagzeroError, match="step 2 could not be written.*No space left"):
+    with pytest.raises(LagzeroError, match=r"step 2 could not be written.*No space left"):
         if failing == "rename":
             monkeypatch.setattr(Path, "rename", full)
         if failing == "part":

@@ -33,7 +33,7 @@ def test_entropy_of_a_known_distribution():
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("chunk", [1, 4, 10, 100])
 def test_chunks_and_whole_agree_in_value_and_gradient(chunk: int, entropy_gradient: bool):
-    results: list[list[torch.Tensor]] = []
+    results: list[list[torch.Tensor | None]] = []
     for function in (chunked_logprobs, whole_logprobs):
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(10, 6, dtype=torch.float64, generator=generator).requires_grad_()

@@ -168,7 +168,7 @@ def test_a_frozen_copy_does_not_follow(make_policy: Callable[..., Policy]):
 def test_devices_that_do_not_exist_are_refused():
     assert pick_device("cpu") == CPU
     for name in ("gpu", "cuda:99"):
-        with pytest.raises(LagzeroError, match="model.device"):
+        with pytest.raises(LagzeroError, match=r"model\.device"):
             pick_device(name)
 
 

@@ -156,7 +156,7 @@ def test_state_of_another_model_is_refused_whole():
     ]:
         with pytest.raises(LagzeroError, match=message):
             optimizer.load_state_dict({**good, **change})
-    with pytest.raises(LagzeroError, match="weight.w: missing"):
+    with pytest.raises(LagzeroError, match=r"weight\.w: missing"):
         optimizer.load_state_dict({"num_steps": torch.tensor(1)})
     assert weight.tolist() == [1.0, 2.0]
     assert optimizer.num_steps == 0
