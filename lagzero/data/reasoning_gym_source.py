@@ -68,11 +68,19 @@ def reasoning_gym_records(source: SourceConfig) -> Records:
     return Records(records, left_out={"not generated": left_out} if left_out else {})
 
 
-def reasoning_gym_score(name: str) -> Reward:
+def extract_answer(text: str) -> str:
+    """Return what follows the last ``<answer>`` up to its close, else the last line with text."""
+    _, tag, tail = text.rpartition("<answer>")
+    if tag:
+        return tail.partition("</answer>")[0].strip()
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+def reasoning_gym_score(name: str, read: Callable[[str], str] = extract_answer) -> Reward:
     """Return a dataset's own rule as ``f(prompts, completions, entry=[...], **columns)``.
 
-    The answer is what follows the last ``<answer>``, else the last line; the dataset's own rule
-    gives its score, in 0..1. For datasets of ``ARITHMETIC`` an answer with anything but digits,
+    ``read`` finds the answer in a reply; the dataset's own rule gives its score, in 0..1. For datasets of ``ARITHMETIC`` an answer with anything but digits,
     ``+ - * / ( )`` and spaces, with ``**`` or ``//``, or longer than ``MAX_EXPRESSION`` scores 0
     and is never evaluated.
     Raises ConfigError for an unknown dataset, LagzeroError for one that evaluates what a model
@@ -94,7 +102,7 @@ def reasoning_gym_score(name: str) -> Reward:
     ) -> list[float | None]:
         scores: list[float | None] = []
         for completion, record in zip(completions, entry, strict=True):
-            answer = extract_answer(_text(completion))
+            answer = read(_text(completion))
             if guarded and not is_arithmetic(answer):
                 scores.append(0.0)
             else:
@@ -102,15 +110,6 @@ def reasoning_gym_score(name: str) -> Reward:
         return scores
 
     return score
-
-
-def extract_answer(text: str) -> str:
-    """Return what follows the last ``<answer>`` up to its close, else the last line with text."""
-    _, tag, tail = text.rpartition("<answer>")
-    if tag:
-        return tail.partition("</answer>")[0].strip()
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else ""
 
 
 def is_arithmetic(text: str) -> bool:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from lagzero.config import RewardConfig
+from lagzero.data.reasoning_gym_source import extract_answer, reasoning_gym_score
 from lagzero.errors import ConfigError
+from lagzero.score.extract import NoAnswer, has_box, unwrap, without_reasoning
 from lagzero.score.math_answer import MathAnswer
 from lagzero.score.number_answer import NumberAnswer
 from lagzero.score.text_rewards import ExactMatch, Format
 
-BUILT_IN = ("math_answer", "number_answer", "exact_match", "format")
+BUILT_IN = ("math_answer", "number_answer", "exact_match", "format", "reasoning_gym")
 
 Reward = Callable[..., Any]
 
@@ -47,11 +49,13 @@ def load_reward(
             made = ExactMatch
         case "format":
             made = Format
+        case "reasoning_gym":
+            made = _reasoning_gym
         case _:
             made = _imported(config.use, folder or Path.cwd(), where)
     options = {**limits, **config.options}
     _check_options(made, config.options, where)
-    if inspect.isclass(made):
+    if inspect.isclass(made) or made is _reasoning_gym:
         try:
             made = made(**options)
         except (TypeError, ValueError) as error:
@@ -60,6 +64,18 @@ def load_reward(
         made = partial(made, **options)
     _check_signature(made, where)
     return made
+
+
+def _reasoning_gym(name: str) -> Reward:
+    """Score by a reasoning-gym dataset's own rule, on the answer outside the reasoning."""
+
+    def read(reply: str) -> str:
+        said = without_reasoning(reply)
+        if isinstance(said, NoAnswer):
+            return ""
+        return unwrap(said) if has_box(said) else extract_answer(said)
+
+    return reasoning_gym_score(name, read)
 
 
 def reward_name(config: RewardConfig) -> str:

@@ -101,7 +101,7 @@ def solve(
         if ratio == "token":
             reach = {t: 1.0}
         elif ratio == "sequence_product":
-            reach = {u: 1.0 for u in mates}
+            reach = dict.fromkeys(mates, 1.0)
         else:
             reach = {u: 1.0 / len(mates) for u in mates}
         rho = math.exp(math.fsum(gaps[u] * share for u, share in reach.items()))

@@ -12,6 +12,7 @@ SWITCHES = {
     "number_answer": [{}, {"strict": True}, {"strict": False}],
     "exact_match": [{}, {"ignore_case": True}],
     "format": [{}],
+    "reasoning_gym": [{"name": "basic_arithmetic"}],
 }
 
 
@@ -21,9 +22,11 @@ def test_every_route_gives_one_verdict_on_a_boxed_answer(name) -> None:
     for options in SWITCHES[name]:
         reward = load_reward(RewardConfig(use=name, options=options))
         for reply in (r"... so \boxed{12}", "12", "#### 12"):
-            if (name, reply) == ("number_answer", "#### 12"):
-                continue  # not a whole reply that is a number
-            assert reward(["p"], [reply], answer=["12"]) == [1.0], (name, options, reply)
+            if (name, reply) in (("number_answer", "#### 12"), ("reasoning_gym", "#### 12")):
+                continue  # they take the whole reply or its last line
+            entry = [{"answer": "12", "metadata": {}}]
+            values = reward(prompts=["p"], completions=[reply], answer=["12"], entry=entry)
+            assert values == [1.0], (name, options, reply)
 
 
 def test_every_built_in_name_has_its_switches_tested() -> None:
