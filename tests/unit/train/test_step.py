@@ -179,3 +179,27 @@ def test_asking_for_a_reference_that_is_not_there_is_an_error(
     trainer = LocalTrainer(make_policy(), policy_gradient, TRAIN)
     with pytest.raises(ValueError, match="no reference"):
         trainer.reference_logprobs(make_samples())
+
+
+def test_a_step_that_failed_half_way_leaves_no_gradient_behind(
+    make_policy: Callable[..., Policy],
+    make_samples: Callable[..., list[Sample]],
+    policy_gradient: Any,
+):
+    """The loss fails on the second row; the next step equals that of a fresh trainer."""
+    num_calls = 0
+
+    def failing(*args: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:
+            raise RuntimeError("second row")
+        return policy_gradient(*args)
+
+    given = batch(make_samples(), budget=30)
+    shaken = LocalTrainer(make_policy(), failing, TRAIN)
+    with pytest.raises(RuntimeError, match="second row"):
+        shaken.step(given)
+    fresh = LocalTrainer(make_policy(), policy_gradient, TRAIN)
+    norms = [t.step(given).metrics["train/grad_norm"] for t in (shaken, fresh)]
+    assert norms[0] == norms[1]
