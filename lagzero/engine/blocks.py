@@ -8,7 +8,7 @@ until the space is needed (least recently used first).
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 
 
@@ -17,7 +17,7 @@ class OutOfPages(Exception):
 
 
 def chain_hash(version: int, parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Name a full page by what its content depends on: policy version, all tokens before, its own."""
+    """Name a full page by what its content depends on: version, all tokens before, its own."""
     digest = hashlib.blake2b(parent, digest_size=16)
     digest.update(version.to_bytes(8, "little", signed=True))
     digest.update(b"".join(t.to_bytes(4, "little") for t in token_ids))
@@ -33,7 +33,8 @@ class PagePool:
         self.page_size = page_size
         self.num_pages = num_pages
         self._refs = [0] * num_pages
-        self._free: deque[int] = deque(range(num_pages))
+        # Given out last in, first out: memory of the cache that was never touched stays so.
+        self._free = list(range(num_pages))[::-1]
         self._by_hash: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # unreferenced, content known; LRU first
@@ -51,7 +52,7 @@ class PagePool:
     def allocate(self) -> int:
         """Return a page with one reference. Raises OutOfPages."""
         if self._free:
-            page = self._free.popleft()
+            page = self._free.pop()
         elif self._idle:
             page, _ = self._idle.popitem(last=False)
             self._forget(page)
@@ -102,7 +103,7 @@ class PagePool:
         self._by_hash.pop(self._hash_of.pop(page), None)
 
     def check_integrity(self, tables: Sequence[Sequence[int]]) -> None:
-        """Assert that reference counts equal the references in ``tables`` and that no page is lost."""
+        """Assert that counts equal the references in ``tables`` and that no page is lost."""
         counts = [0] * self.num_pages
         for table in tables:
             for page in table:

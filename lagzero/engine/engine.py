@@ -41,8 +41,8 @@ class EngineCounters:
     num_steps: int
     num_sampled_tokens: int
     num_preemptions: int
-    num_prompt_tokens: int  # of admitted sequences
-    num_cached_tokens: int  # of those, found in the prefix cache
+    num_prompt_tokens: int  # ids of sequences that left the waiting line, each time they did
+    num_cached_tokens: int  # of those, whose keys were there: cached, or shared by their group
     max_used_pages: int
 
 
@@ -96,6 +96,14 @@ class Engine:
         """
         if not request.prompt_ids:
             raise LagzeroError(f"request {request.id}: the prompt has no tokens")
+        members = [
+            Sequence(request, member, list(request.prompt_ids))
+            for member in range(len(request.seeds))
+        ]
+        ended = finish_reason(members[0], self._decoder, self.policy.context_limit)
+        if ended is not None:
+            self._finished.extend(self._completion(seq, ended) for seq in members)
+            return
         longest = min(
             len(request.prompt_ids) + request.sampling.max_new_tokens, self.policy.context_limit
         )
@@ -105,19 +113,15 @@ class Engine:
                 f"{self.limits.kv_cache_tokens}; raise engine.kv_cache_tokens or lower "
                 "rollout.max_new_tokens"
             )
-        members = [
-            Sequence(request, member, list(request.prompt_ids))
-            for member in range(len(request.seeds))
-        ]
-        ended = finish_reason(members[0], self._decoder, self.policy.context_limit)
-        if ended is not None:
-            self._finished.extend(self._completion(seq, ended) for seq in members)
-            return
         leader, *leader.followers = members
         self._scheduler.waiting.append(leader)
 
     def step(self) -> list[Completion]:
-        """Compute one forward pass and return the members that ended."""
+        """Compute one forward pass and return the members that ended.
+
+        Raises FloatingPointError when the model's logits are not finite. After any exception the
+        engine must be ``reset``.
+        """
         finished, self._finished = self._finished, []
         scheduler = self._scheduler
         if not (scheduler.running or scheduler.waiting):
@@ -181,15 +185,22 @@ class Engine:
                 continue
             for member in (seq, *seq.followers):
                 stopped.append(self._completion(member, Finish.ABORT))
-            seq.followers = []
             scheduler.remove(seq)
         return stopped
+
+    def reset(self) -> None:
+        """Forget every request, and all keys and values, as must be done when a step has raised."""
+        for seq in [*self._scheduler.running, *self._scheduler.waiting]:
+            self._scheduler.remove(seq)
+        self._finished = []
+        self.release_memory()
 
     def weights_changed(self, version: int) -> None:
         """Announce that the policy's weights are now those of ``version``.
 
-        Cached prefixes of the old weights are no longer found. Sequences that are running keep
-        their keys and values and go on under the new version, which tags their next tokens.
+        Cached prefixes of the old weights are no longer found, and waiting sequences compute all
+        anew. Sequences that are running keep their keys and values and go on under the new
+        version, which tags their next tokens.
         """
         self.version = version
         self._scheduler.weights_changed()

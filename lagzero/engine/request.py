@@ -9,7 +9,7 @@ from lagzero.types import Array, Finish
 
 
 def derive_seed(*parts: object) -> int:
-    """Return a 64-bit seed that depends on every part, the same in every process and on every run."""
+    """Return a 64-bit seed that depends on every part, the same in every process and run."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -62,8 +62,14 @@ class Request:
 
     id: int
     prompt_ids: tuple[int, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...]  # 64-bit, see ``derive_seed``
     sampling: Sampling
+
+    def __post_init__(self) -> None:
+        if not self.seeds or not all(0 <= seed < 1 << 64 for seed in self.seeds):
+            raise ValueError(f"request {self.id}: seeds {self.seeds} are not 64-bit, at least one")
+        if any(token < 0 for token in self.prompt_ids):
+            raise ValueError(f"request {self.id}: the prompt holds a negative token id")
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,10 @@ def truncate(logits: torch.Tensor, sampling: Sequence[Sampling]) -> torch.Tensor
 def sample(
     logits: torch.Tensor, sampling: Sequence[Sampling], uniform: npt.NDArray[np.float64]
 ) -> tuple[list[int], list[float]]:
-    """Draw one token a row from logits [B, V] and return (ids [B], log-probs [B] in nats)."""
+    """Draw one token a row from logits [B, V] and return (ids [B], log-probs [B] in nats).
+
+    Raises FloatingPointError when a row's logits hold NaN or +inf, or nothing but -inf.
+    """
     temperature = torch.tensor([s.temperature or 1.0 for s in sampling], device=logits.device)
     logits = logits.float()
     if bool((temperature != 1).any()):
@@ -93,6 +96,12 @@ def sample(
         logits = logits.clone()
         logits[rows] = truncate(logits[rows], [sampling[row] for row in cut])
     log_norm = logits.logsumexp(-1)
+    finite = torch.isfinite(log_norm)
+    if not bool(finite.all()):
+        raise FloatingPointError(
+            f"the model returned non-finite logits for row {int(finite.long().argmin())} of "
+            f"{len(sampling)}; its weights may hold NaN or overflow in this dtype"
+        )
     greedy = torch.tensor([s.temperature == 0 for s in sampling], device=logits.device)
     if bool(greedy.all()):
         ids = logits.argmax(-1)
@@ -102,10 +111,5 @@ def sample(
         if bool(greedy.any()):
             ids = torch.where(greedy, logits.argmax(-1), ids)
     logprobs = logits.gather(1, ids.unsqueeze(1)).squeeze(1) - log_norm
-    if not bool(torch.isfinite(logprobs).all()):
-        bad = int((~torch.isfinite(logprobs)).nonzero()[0])
-        raise FloatingPointError(
-            f"the model returned non-finite logits for row {bad} of {len(sampling)}; "
-            "its weights may hold NaN or overflow in this dtype"
-        )
-    return [int(i) for i in ids], [float(x) for x in logprobs.clamp_(max=0)]
+    drawn: tuple[Any, Any] = (ids.cpu().numpy(), logprobs.clamp_(max=0).cpu().numpy())
+    return drawn[0].tolist(), drawn[1].tolist()

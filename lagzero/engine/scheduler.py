@@ -50,46 +50,50 @@ class Scheduler:
         """Choose the next step's work and give it pages. Raises OutOfPages if one sequence alone
         cannot fit the pool."""
         self._copies = []
-        budget = self.chunk_tokens
         work: list[Work] = []
         for seq in [s for s in self.running if s.num_pending == 1]:
-            if seq in self.running and self._reserve(seq, 1):
+            if seq in self.running and self._reserve(seq):
                 work.append(Work(seq, seq.num_computed, 1))
         work = [w for w in work if w.sequence in self.running]  # a later one may preempt an earlier
-        for seq in [s for s in self.running if s.num_pending > 1]:
+        budget = self.chunk_tokens
+        for seq in self.running:
             count = min(seq.num_pending, budget)
-            if count and seq in self.running and self._reserve(seq, count):
+            if seq.num_pending > 1 and count:
                 work.append(Work(seq, seq.num_computed, count))
                 budget -= count
-        budget = self._admit(work, budget, version)
-        live = set(map(id, self.running))
-        return Schedule(tuple(w for w in work if id(w.sequence) in live), tuple(self._copies))
+        self._admit(work, budget, version)
+        return Schedule(tuple(work), tuple(self._copies))
 
-    def _admit(self, work: list[Work], budget: int, version: int) -> int:
+    def _admit(self, work: list[Work], budget: int, version: int) -> None:
+        """Start waiting sequences while slots, budget and pages for all their ids last.
+
+        Having all its pages, a prefill never preempts; and what was preempted for one page does
+        not come back to be preempted again in the next step.
+        """
         while self.waiting and len(self.running) < self.max_running and budget > 0:
             seq = self.waiting[0]
             if not seq.pages:
                 self._take_cached_prefix(seq, version)
-            count = min(seq.num_pending, budget)
             try:
-                self._give_pages(seq, count)
+                self._give_pages(seq, seq.num_pending)
             except OutOfPages:
-                if not work and not self.running:
-                    others = [s for s in self.waiting if s is not seq and s.pages]
-                    if not others:
-                        raise
-                    self._drop_pages(others[-1])
-                    continue
-                break
+                if self.running:
+                    return
+                others = [s for s in self.waiting if s is not seq and s.pages]
+                if not others:
+                    raise
+                self._drop_pages(others[-1])
+                continue
             self.waiting.popleft()
             self.running.append(seq)
+            self.num_prompt_tokens += len(seq.ids)
+            self.num_cached_tokens += seq.num_computed
+            count = min(seq.num_pending, budget)
             work.append(Work(seq, seq.num_computed, count))
             budget -= count
-        return budget
 
     def _take_cached_prefix(self, seq: Sequence, version: int) -> None:
         """Share the cached pages that hold a prefix of ``seq``; its last id is always computed."""
-        self.num_prompt_tokens += len(seq.ids)
         if not (self.use_prefix_cache and seq.nameable):
             return
         size = self.pool.page_size
@@ -102,13 +106,12 @@ class Scheduler:
             seq.pages.append(self.pool.share(page))
             seq.name, seq.num_named = name, seq.num_named + 1
         seq.num_computed = seq.num_named * size
-        self.num_cached_tokens += seq.num_computed
 
-    def _reserve(self, seq: Sequence, count: int) -> bool:
-        """Give a running sequence pages, preempting if need be. False if it was itself preempted."""
+    def _reserve(self, seq: Sequence) -> bool:
+        """Give a decoding sequence its page, preempting if need be. False if it was preempted."""
         while True:
             try:
-                self._give_pages(seq, count)
+                self._give_pages(seq, 1)
                 return True
             except OutOfPages:
                 holder = next((s for s in reversed(self.waiting) if s.pages), None)
@@ -146,7 +149,7 @@ class Scheduler:
 
     def _drop_pages(self, seq: Sequence) -> None:
         self._copies = [c for c in self._copies if c[1] not in seq.pages]
-        for page in seq.pages:
+        for page in reversed(seq.pages):  # a prefix is found from its start, so that goes last
             self.pool.release(page)
         seq.pages, seq.num_computed, seq.num_named, seq.name = [], 0, 0, b""
         seq.nameable = True
@@ -190,22 +193,17 @@ class Scheduler:
         return started
 
     def remove(self, seq: Sequence) -> None:
-        """Forget a finished or aborted sequence. Its followers, if any, go on under the first."""
-        if seq.followers:
-            heir, *rest = seq.followers
-            heir.followers, seq.followers = rest, []
-            self.waiting.appendleft(heir)
-        if seq in self.running:
-            self.running.remove(seq)
-        elif seq in self.waiting:
-            self.waiting.remove(seq)
+        """Forget a finished or aborted sequence, and its followers with it."""
+        (self.running if seq in self.running else self.waiting).remove(seq)
         self._drop_pages(seq)
 
     def weights_changed(self) -> None:
-        """Stop cached content of the old version from being found; running sequences keep theirs."""
+        """Let only running sequences keep keys and values of the old version."""
+        for seq in self.waiting:
+            self._drop_pages(seq)
+        for seq in self.running:
+            seq.nameable = False
         self.pool.forget_all()
-        for seq in (*self.running, *self.waiting):
-            seq.nameable = seq.nameable and not seq.pages
 
     def check_integrity(self) -> None:
         """Assert the invariants of pages and sequences."""

@@ -29,31 +29,39 @@ class NativeBackend:
         """Return one rollout for each seed, in order. Cancelling it aborts the request."""
         request = Request(next(self._ids), prompt_ids, tuple(seeds), sampling)
         future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
+        self._open[request.id] = (future, len(seeds))
         try:
             await self._compute.call(self.engine.add, request)
-            self._open[request.id] = (future, len(seeds))
             if self._driver is None or self._driver.done():
                 self._driver = asyncio.create_task(self._drive())
             completions = await future
         except asyncio.CancelledError:
-            self._open.pop(request.id, None)
-            self._ended.pop(request.id, None)
             self._compute.submit(self.engine.abort, [request.id])
             raise
+        finally:
+            self._open.pop(request.id, None)
+            self._ended.pop(request.id, None)
         ordered = sorted(completions, key=lambda c: c.member)
         return [Rollout(c.member, c.tokens, c.text, c.finish) for c in ordered]
 
     async def _drive(self) -> None:
-        try:
-            while self.engine.has_work:
-                for completion in await self._compute.call(self.engine.step):
+        while self._open:
+            try:
+                completions = await self._compute.call(self.engine.step)
+            except Exception as error:
+                await self._fail(error)
+            else:
+                for completion in completions:
                     self._collect(completion)
-        except Exception as error:
-            for future, _ in self._open.values():
-                if not future.done():
-                    future.set_exception(error)
-            self._open.clear()
-            self._ended.clear()
+
+    async def _fail(self, error: Exception) -> None:
+        """Tell every present caller. Requests that come meanwhile reach the engine once reset."""
+        for future, _ in self._open.values():
+            if not future.done():
+                future.set_exception(error)
+        self._open.clear()
+        self._ended.clear()
+        await self._compute.call(self.engine.reset)
 
     def _collect(self, completion: Completion) -> None:
         entry = self._open.get(completion.request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -27,14 +28,15 @@ class ComputeThread:
     async def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run ``function`` on the thread. A call that has begun ends before this returns, even
         when the caller is cancelled."""
-        future = asyncio.get_running_loop().run_in_executor(
-            self._executor, lambda: function(*args, **kwargs)
-        )
+        job = self._executor.submit(function, *args, **kwargs)
+        ended = asyncio.wrap_future(job)
         try:
-            return await asyncio.shield(future)
+            return await asyncio.shield(ended)
         except asyncio.CancelledError:
-            if not future.cancel():
-                await asyncio.wait([future])
+            # Asked of the job itself: asyncio's future would say yes although the job runs.
+            while not job.cancel() and not ended.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([ended])
             raise
 
     def submit(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -50,35 +52,37 @@ class TurnGate:
     """Stages that share run together; an exclusive stage waits for them and runs alone."""
 
     def __init__(self) -> None:
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._num_shared = 0
         self._exclusive = False
 
     @asynccontextmanager
     async def shared(self, stage: str) -> AsyncGenerator[None]:
         """Enter beside other shared stages, once no exclusive stage runs."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._exclusive)
-            self._num_shared += 1
+        while self._exclusive:
+            await self._next_change()
+        self._num_shared += 1
         try:
             yield
-        finally:
-            async with self._changed:
-                self._num_shared -= 1
-                self._changed.notify_all()
+        finally:  # without an await, which a cancellation could interrupt
+            self._num_shared -= 1
+            self._changed.set()
 
     @asynccontextmanager
     async def exclusive(self, stage: str) -> AsyncGenerator[None]:
         """Enter alone, once every stage that runs has left."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._exclusive and self._num_shared == 0)
-            self._exclusive = True
+        while self._exclusive or self._num_shared:
+            await self._next_change()
+        self._exclusive = True
         try:
             yield
         finally:
-            async with self._changed:
-                self._exclusive = False
-                self._changed.notify_all()
+            self._exclusive = False
+            self._changed.set()
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
 
 class BlockingTrainer(Protocol):
