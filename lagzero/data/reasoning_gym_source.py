@@ -80,9 +80,9 @@ def extract_answer(text: str) -> str:
 def reasoning_gym_score(name: str, read: Callable[[str], str] = extract_answer) -> Reward:
     """Return a dataset's own rule as ``f(prompts, completions, entry=[...], **columns)``.
 
-    ``read`` finds the answer in a reply; the dataset's own rule gives its score, in 0..1. For datasets of ``ARITHMETIC`` an answer with anything but digits,
-    ``+ - * / ( )`` and spaces, with ``**`` or ``//``, or longer than ``MAX_EXPRESSION`` scores 0
-    and is never evaluated.
+    ``read`` finds the answer in a reply; the dataset's own rule gives its score, in 0..1. For
+    datasets of ``ARITHMETIC`` an answer with anything but digits, ``+ - * / ( )`` and spaces, with
+    ``**`` or ``//``, or longer than ``MAX_EXPRESSION`` scores 0 and is never evaluated.
     Raises ConfigError for an unknown dataset, LagzeroError for one that evaluates what a model
     wrote.
     """

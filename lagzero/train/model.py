@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lagzero.config import ModelConfig
@@ -51,8 +51,7 @@ class Policy:
     @property
     def context_limit(self) -> int:
         """Most tokens of one sequence."""
-        limit = getattr(self.module.config.get_text_config(), "max_position_embeddings", None)
-        return 1 << 30 if limit is None else int(limit)
+        return _context_limit(self.module.config)
 
     def hidden(
         self, ids: torch.Tensor, position_ids: torch.Tensor, plan: AttentionPlan
@@ -109,24 +108,49 @@ def load_policy(config: ModelConfig, device: torch.device | None = None) -> Poli
     cannot run under lagzero's attention.
     """
     register()
-    path = str(builtin_folder()) if config.path == BUILTIN else _checked_path(config.path)
+    tokenizer, _ = load_tokenizer(config)
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+    with _explained(config.path):
         module: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=ATTENTION
+            _source(config.path), dtype=dtype, attn_implementation=ATTENTION
         )
-    except (OSError, ValueError, ImportError) as error:
-        raise LagzeroError(
-            f"model.path: {config.path!r} could not be loaded as a causal language model with its "
-            "tokenizer. Give a folder written by save_pretrained, a hub id that can be reached or "
-            f"is in the local cache, or {BUILTIN!r}. The library says: {_first_line(error)}"
-        ) from error
-    if config.chat_template is not None:
-        tokenizer.chat_template = _template_text(config.chat_template)
     policy = Policy(module.to(device or pick_device(config.device)).eval(), tokenizer)
     check_head(policy)
     return policy
+
+
+def load_tokenizer(config: ModelConfig) -> tuple[Any, int]:
+    """Return the tokenizer and the most tokens of one sequence, without loading any weights.
+
+    Raises LagzeroError as ``load_policy`` does.
+    """
+    with _explained(config.path):
+        tokenizer = AutoTokenizer.from_pretrained(_source(config.path))
+        limit = _context_limit(AutoConfig.from_pretrained(_source(config.path)))
+    if config.chat_template is not None:
+        tokenizer.chat_template = _template_text(config.chat_template)
+    return tokenizer, limit
+
+
+@contextmanager
+def _explained(path: str) -> Generator[None]:
+    try:
+        yield
+    except (OSError, ValueError, ImportError) as error:
+        raise LagzeroError(
+            f"model.path: {path!r} could not be loaded as a causal language model with its "
+            "tokenizer. Give a folder written by save_pretrained, a hub id that can be reached or "
+            f"is in the local cache, or {BUILTIN!r}. The library says: {_first_line(error)}"
+        ) from error
+
+
+def _source(path: str) -> str:
+    return str(builtin_folder()) if path == BUILTIN else _checked_path(path)
+
+
+def _context_limit(config: Any) -> int:
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return 1 << 30 if limit is None else int(limit)
 
 
 def pick_device(name: str) -> torch.device:
