@@ -34,6 +34,7 @@ from lagzero.train.model import (
     enable_activation_checkpointing,
     frozen_copy,
     load_policy,
+    load_tokenizer,
     stop_ids,
 )
 from lagzero.train.step import LocalTrainer
@@ -90,18 +91,22 @@ def build_policy(config: Config) -> Policy:
     return policy
 
 
-def build_data(config: Config, policy: Policy) -> Data:
-    """Load prompts; held-out prompts that also occur in training are left out and counted."""
+def build_data(config: Config) -> Data:
+    """Load prompts; held-out prompts that also occur in training are left out and counted.
+
+    Needs the tokenizer and no weights, so that bad rows are refused before a model is loaded.
+    """
+    tokenizer, context_limit = load_tokenizer(config.model)
 
     def load(which: Literal["train", "eval"]) -> tuple[Prompts, str]:
         prompts, report = load_prompts(
             config.data,
-            policy.tokenizer,
+            tokenizer,
             which=which,
             seed=config.seed,
             system_prompt=config.model.system_prompt,
             chat_template=config.model.chat_template,
-            context_limit=policy.context_limit,
+            context_limit=context_limit,
         )
         return prompts, f"{which}: {report.summary()}"
 
@@ -230,10 +235,10 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def newest_policy_folder(run: Path) -> Path | None:
-    """Return the folder of a run's last policy: the final one, else the newest checkpoint's."""
+    """Return the folder of a run's last policy: its newest checkpoint's, else the final one."""
     from lagzero.train.checkpoint import latest
 
-    if (run / "policy").is_dir():
-        return run / "policy"
     checkpoint = latest(run)
-    return None if checkpoint is None else checkpoint / "policy"
+    if checkpoint is not None:  # as new as policy/, and newer once the run has been resumed
+        return checkpoint / "policy"
+    return run / "policy" if (run / "policy").is_dir() else None

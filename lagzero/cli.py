@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 FAILED = 1
 INTERRUPTED = 130
+_USERS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except LagzeroError as error:
         _complain("lagzero stopped:", str(error).splitlines())
+        return FAILED
+    except OSError as error:
+        if error.errno not in _USERS_DISK:
+            raise
+        _complain("lagzero stopped:", [f"{error}"])
         return FAILED
     except KeyboardInterrupt:
         _complain("interrupted", [])
@@ -118,18 +126,16 @@ def _new_folder(config: Config, name: str) -> Path:
     if config.run_dir is None:
         return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(config.run_dir)
-    if (folder / "metrics.jsonl").exists():
-        raise ConfigError(
-            [
-                f"run_dir: {folder} holds a run already; go on with --resume {folder}, or name another"
-            ]
-        )
+    if any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints")):
+        remedy = f"go on with --resume {folder}, or name another"
+        raise ConfigError([f"run_dir: {folder} holds a run already; {remedy}"])
     return folder
 
 
 def _quiet_libraries() -> None:
     """Keep the libraries' own progress bars and advice out of the run's output."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     from transformers.utils import logging
 
     logging.set_verbosity_error()

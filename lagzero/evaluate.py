@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from lagzero.protocols import Generator, PromptSource, Scorer
 from lagzero.types import Finish, Outcome, ScoredGroup
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,20 @@ async def evaluate(
     """Play the first ``num_prompts`` prompts once and judge them; ``verdict`` names the reward that
     says whether an answer is right."""
     prompts = [(i, p) for i in range(num_prompts) if (p := source.at(i)) is not None]
-    groups = await asyncio.gather(*(generator.play(i, prompt) for i, prompt in prompts))
-    scored = await asyncio.gather(*(scorer.score(group) for group in groups))
-    return summarise(list(scored), verdict)
+    groups = await _all(generator.play(i, prompt) for i, prompt in prompts)
+    scored = await _all(scorer.score(group) for group in groups)
+    return summarise(scored, verdict)
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return every result in order. A failure or cancellation ends the others before it leaves."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def summarise(groups: list[ScoredGroup], verdict: str) -> EvalResult:

@@ -11,10 +11,11 @@ The loop knows protocols and the schedule, and no backend, placement or clock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
-from lagzero.errors import LagzeroError
 from lagzero.protocols import (
     Gate,
     Generator,
@@ -27,6 +28,7 @@ from lagzero.protocols import (
 )
 from lagzero.schedule.admission import Admission
 from lagzero.schedule.buffer import WindowedBuffer
+from lagzero.schedule.patience import Patience
 from lagzero.types import Prompt, ScoredGroup, StepStats
 
 
@@ -61,61 +63,74 @@ class Progress:
 
     step: int = 0  # optimiser steps taken: the policy version
     next_index: int = 0  # the first visit that has not been consumed
+    ahead: tuple[int, ...] = ()  # visits past it that have; empty with window 1
 
 
 AfterStep = Callable[[Progress, StepStats], Awaitable[None]]
 
 
 class Loop:
-    """One run. ``stop`` may be set at any time; the run then ends at the last finished step."""
+    """One run. ``stop`` may be called at any time; the run then ends at the last finished step."""
 
     def __init__(self, stages: Stages, schedule: LoopSchedule, start: Progress, after: AfterStep):
         self.stages = stages
         self.schedule = schedule
         self.progress = start
-        self.stop = asyncio.Event()
         self._after = after
         self._admission = Admission(schedule.groups_per_step, schedule.max_lag, start.step)
         self._buffer: WindowedBuffer[ScoredGroup] = WindowedBuffer(
-            schedule.window, start.next_index
+            schedule.window, start.next_index, start.ahead
         )
-        self._next_index = start.next_index
-        self._changed = asyncio.Condition()
-        self._playing: set[asyncio.Task[None]] = set()
-        self._num_unfinished = 0
-        self._exhausted = False
+        self._patience = Patience(schedule.max_empty_steps)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._news = asyncio.Event()  # anything that someone may be waiting for
         self._failure: BaseException | None = None
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End the run: unfinished groups are given up, a step that trains is finished."""
+        self._stopping = True
+        self._news.set()
 
     async def run(self) -> Progress:
-        """Train until the schedule, the data or ``stop`` ends it. A failure anywhere is raised here."""
-        background = [asyncio.create_task(self._produce()), asyncio.create_task(self._watch_stop())]
-        background[0].add_done_callback(self._note_failure)
+        """Train until the schedule, the data or ``stop`` ends it. A failure anywhere is raised."""
+        self._spawn(self._produce())
         try:
             await self._consume()
         finally:
-            tasks = [*background, *self._playing]
+            tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         return self.progress
 
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        self._failure = self._failure or error  # one fault often fails all groups; the first counts
+        self._news.set()
+
+    async def _wait(self) -> None:
+        # Whoever waits looks again before it waits again, so no news is missed.
+        self._news.clear()
+        await self._news.wait()
+
     async def _produce(self) -> None:
-        while True:
-            async with self._changed:
-                await self._changed.wait_for(self._admission.may_start)
-                index = self._next_index
-                prompt = self.stages.source.at(index)
-                if prompt is None:
-                    self._exhausted = True
-                    self._changed.notify_all()
-                    return
-                self._next_index += 1
-                self._num_unfinished += 1
-                self._admission.started += 1
-            task = asyncio.create_task(self._play(index, prompt))
-            self._playing.add(task)
-            task.add_done_callback(self._playing.discard)
-            task.add_done_callback(self._note_failure)
+        for index in itertools.count(self.progress.next_index):
+            if index in self.progress.ahead:
+                continue
+            while not self._admission.may_start():
+                await self._wait()
+            prompt = self.stages.source.at(index)
+            if prompt is None:
+                return
+            self._admission.started += 1
+            self._spawn(self._play(index, prompt))
 
     async def _play(self, index: int, prompt: Prompt) -> None:
         stages = self.stages
@@ -123,60 +138,38 @@ class Loop:
             group = await stages.generator.play(index, prompt)
         async with stages.observer.stage("score"):
             scored = await stages.scorer.score(group)
-        async with self._changed:
-            self._buffer.put(index, scored)
-            self._num_unfinished -= 1
-            self._changed.notify_all()
+        self._buffer.put(index, scored)
 
-    async def _watch_stop(self) -> None:
-        await self.stop.wait()
-        async with self._changed:
-            self._changed.notify_all()
-
-    def _note_failure(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None and self._failure is None:
-            self._failure = task.exception()
-            self.stop.set()
-
-    async def _take(self) -> list[ScoredGroup] | None:
-        """Wait for the groups of one step. None when the run ends first."""
+    async def _take(self) -> list[ScoredGroup]:
+        """Wait for the groups of one step: fewer when the data end, none when the run does."""
         groups: list[ScoredGroup] = []
-        async with self._changed:
-            while len(groups) < self.schedule.groups_per_step:
-                if self._failure is not None:
-                    raise self._failure
-                if self.stop.is_set():
-                    return None
-                taken = self._buffer.pop()
-                if taken is not None:
-                    groups.append(taken[1])
-                elif self._exhausted and not self._num_unfinished and not len(self._buffer):
-                    return groups or None
-                else:
-                    await self._changed.wait()
+        while len(groups) < self.schedule.groups_per_step:
+            if self._failure is not None:
+                raise self._failure
+            if self._stopping:
+                return []
+            taken = self._buffer.pop()
+            if taken is not None:
+                groups.append(taken[1])
+            elif self._tasks:
+                await self._wait()
+            else:
+                break
         return groups
 
     async def _consume(self) -> None:
-        num_empty = 0
-        while self.progress.step < self.schedule.steps:
-            groups = await self._take()
-            if groups is None:
-                return
+        while self.progress.step < self.schedule.steps and (groups := await self._take()):
             stats = await self._train(groups)
-            done = self.progress.next_index + len(groups)
-            async with self._changed:
-                if stats.version > self.progress.step:
-                    num_empty = 0
-                    self._admission.published = stats.version
-                else:
-                    num_empty += 1
-                    self._admission.dropped += len(groups)
-                self._changed.notify_all()
-            self.progress = Progress(stats.version, done)
+            learnt = stats.version > self.progress.step
+            self.progress = Progress(stats.version, self._buffer.first, self._buffer.ahead)
             self.stages.observer.step(stats.version, stats.metrics)
             await self._after(self.progress, stats)
-            if num_empty >= self.schedule.max_empty_steps:
-                raise LagzeroError(_nothing_to_learn(num_empty, stats.metrics))
+            self._patience.saw(learnt, groups, stats.metrics)
+            # Admitted only now: what ``after`` does with the engine must not mix with the next
+            # step's groups, or a resumed run would compute other batches than this one.
+            self._admission.published = stats.version
+            self._admission.dropped += 0 if learnt else len(groups)
+            self._news.set()
 
     async def _train(self, groups: list[ScoredGroup]) -> StepStats:
         stages = self.stages
@@ -185,21 +178,6 @@ class Loop:
                 batch = await stages.preparer.prepare(groups)
             async with stages.observer.stage("train"):
                 stats = await stages.trainer.step(batch)
-            if stats.version > self.progress.step:
-                async with stages.observer.stage("sync"):
-                    await stages.link.publish(stats.version)
+            async with stages.observer.stage("sync"):  # also unchanged weights: same engine state
+                await stages.link.publish(stats.version)
         return StepStats(stats.version, {**batch.metrics, **stats.metrics})
-
-
-def _nothing_to_learn(num_empty: int, metrics: Mapping[str, float]) -> str:
-    counts = ", ".join(
-        f"{name}={metrics[name]:g}"
-        for name in sorted(metrics)
-        if name.startswith(("groups_", "samples_", "reward_"))
-    )
-    return (
-        f"{num_empty} steps in a row had nothing to learn from, so the run stops (the last "
-        f"checkpoint is intact). Last step: {counts}. If every reward is equal, the task is too "
-        "hard or too easy for this policy, or the reward does not read the answers; "
-        "schedule.max_empty_steps sets the limit"
-    )

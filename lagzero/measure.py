@@ -21,14 +21,14 @@ async def measure_policy(config: Config, run: Path | None, console: Console) -> 
     build.prepare_process(config)
     if run is not None:
         config = _of_run(config, run)
-    policy = build.build_policy(config)
-    data = build.build_data(config, policy)
+    scorer = build.build_scorer(config)
+    data = build.build_data(config)
     for note in data.notes:
         console.print(note, highlight=False)
     if data.eval is None:
         raise LagzeroError("data.eval: there are no held-out prompts to measure with")
+    policy = build.build_policy(config)
     compute = ComputeThread()
-    scorer = build.build_scorer(config)
     serving_policy = build.build_serving_policy(config, policy)
     serving = build.build_serving(config, serving_policy, compute, 0)
     try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
+from safetensors import SafetensorError
 
 from lagzero import build
 from lagzero.config import Config
@@ -29,6 +33,7 @@ from lagzero.types import StepStats
 
 T = TypeVar("T")
 Evaluation = Mapping[str, EvalResult]  # by kind: greedy, sampled
+INTERRUPTED = 130  # exit code of a run that a signal ended
 
 
 class Run:
@@ -42,55 +47,72 @@ class Run:
         self.folder = folder
         self.console = console
         build.prepare_process(config)
-        self.compute = ComputeThread()
-        self.policy = build.build_policy(config)
-        self.data = build.build_data(config, self.policy)
+        self.scorer = build.build_scorer(config)  # first: the user's code is the likeliest to fail
+        self.data = build.build_data(config)
         for note in self.data.notes:
             console.print(note, highlight=False)
+        self.compute = ComputeThread()
+        self.policy = build.build_policy(config)
         serving_policy = build.build_serving_policy(config, self.policy)
         # Adapters of a resumed run are in its checkpoint, so versions start from there.
         self.serving = build.build_serving(config, serving_policy, self.compute, 0)
         self.training = build.build_training(
             config, self.policy, serving_policy, self.serving, self.compute
         )
-        self.scorer = build.build_scorer(config)
-        self.progress, self.before = self._restore() if resume else (Progress(), None)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        self.progress = Progress()
+        self.before: Evaluation | None = None
+        self._saved: Progress | None = None
+        self._evaluated_step = 0  # the last one that has its periodic evaluation
+        if resume:
+            self._restore()
+        _write_config(config, folder)
+        self._probe = EngineProbe(self.serving.engine)
         self.observer = RunObserver(
-            MetricsLog(folder / "metrics.jsonl", self.progress.step if resume else None),
+            MetricsLog(folder / "metrics.jsonl", self._last_logged() if resume else None),
             make_view(console, config.schedule.steps),
-            probes=(EngineProbe(self.serving.engine),),
+            probes=(self._probe,),
         )
-        self._saved_step = self.progress.step if resume else -1
-        self._trained_s = 0.0
-        self._interrupt: Callable[[], object] | None = None
+        self._stop = asyncio.Event()
+        self._end_training: Callable[[], None] | None = None
 
     async def train(self) -> bool:
-        """Run to the end. Returns False when a signal ended it early (a checkpoint is then saved)."""
-        stop = asyncio.Event()
-        _on_signals(stop)
-        try:
+        """Run to the end. Returns False when a signal ended it early, with a checkpoint."""
+        _on_signals(self._stop, self.console)
+        with contextlib.ExitStack() as closing:
+            for part in (self.compute, self.scorer, self.observer):
+                closing.callback(part.close)
             # A resumed engine must not start from the model's own weights.
             await self.training.link.publish(self.progress.step)
             if self.before is None and self.config.eval.before:
-                self.before = await self._evaluate(stop)
-            finished = not stop.is_set() and await self._train(stop)
+                self.before = await self._evaluate()
+            finished = not self._stop.is_set() and await self._train()
             after = None
-            if finished and self.config.eval.after:
-                after = await self._evaluate(stop)
             if finished:
-                await self.compute.call(save_policy, self.policy, self.folder / "policy")
-        finally:
-            self.observer.close()
-            self.scorer.close()
-            self.compute.close()
+                await self.compute.call(_write_policy, self.policy, self.folder)
+                after = await self._evaluate() if self.config.eval.after else None
         self._report(finished, after)
         return finished
 
-    async def _train(self, stop: asyncio.Event) -> bool:
+    async def _train(self) -> bool:
+        await self._evaluate_if_due()  # an interrupted run may have ended before it was made
+        loop = self._loop()
+        self._end_training = loop.stop
+        watcher = asyncio.create_task(_forward(self._stop, loop.stop))
+        self._began = time.monotonic()
+        try:
+            self.progress = await loop.run()
+        except Exception as failure:
+            self.progress = loop.progress
+            await self._save_despite(failure)
+            raise
+        finally:
+            watcher.cancel()
+        await self._save()
+        return not self._stop.is_set()
+
+    def _loop(self) -> Loop:
         schedule = self.config.schedule
-        loop = Loop(
+        return Loop(
             Stages(
                 source=self.data.train,
                 generator=self.serving.train,
@@ -110,44 +132,43 @@ class Run:
             self.progress,
             self._after_step,
         )
-        self._interrupt = loop.stop.set
-        watcher = asyncio.create_task(_forward(stop, loop.stop))
-        self._began = time.monotonic()
-        try:
-            self.progress = await loop.run()
-        except Exception:
-            self.progress = loop.progress
-            if self.training.trainer.version == self.progress.step:  # else a step is half done
-                await self._save()
-            raise
-        finally:
-            watcher.cancel()
-        await self._save()
-        return not stop.is_set()
 
     async def _after_step(self, progress: Progress, stats: StepStats) -> None:
         self.progress = progress
-        config = self.config
-        limit = config.schedule.time_limit_s
-        if limit is not None and time.monotonic() - self._began >= limit and self._interrupt:
-            self._interrupt()
-        if progress.step % config.checkpoint.every == 0:
+        limit = self.config.schedule.time_limit_s
+        if limit is not None and time.monotonic() - self._began >= limit and self._end_training:
+            self._end_training()
+        paused = time.monotonic()
+        await self._evaluate_if_due()
+        self._began += time.monotonic() - paused  # measuring is not training
+        # A step without an update is not worth a checkpoint; the end of the run saves it as well.
+        is_new = self._saved is None or self._saved.step < progress.step
+        if is_new and progress.step % self.config.checkpoint.every == 0:
             await self._save()
-        if config.eval.every and progress.step % config.eval.every == 0:
-            paused = time.monotonic()
-            await self._evaluate(asyncio.Event())
-            self._began += time.monotonic() - paused  # measuring is not training
 
     async def _save(self) -> None:
-        if self.progress.step == self._saved_step:
+        if self.progress == self._saved:
             return
         async with self.observer.stage("checkpoint"):
             await self.compute.call(self._save_now)
-        self._saved_step = self.progress.step
+        self._saved = self.progress
+
+    async def _save_despite(self, failure: Exception) -> None:
+        """Keep what was learnt before a failure, which stays the one that the user is told of."""
+        if self.training.trainer.version != self.progress.step:  # a step is half done
+            return
+        try:
+            await self._save()
+        except LagzeroError as error:
+            if str(error) != str(failure):
+                self.console.print(str(error), highlight=False, markup=False)
 
     def _save_now(self) -> None:
         tensors, values = self.training.trainer.state_dict()
-        parts: dict[str, Any] = {"cursor": dataclasses.asdict(self.progress)}
+        parts: dict[str, Any] = {
+            "cursor": dataclasses.asdict(self.progress),
+            "evaluated": self._evaluated_step,
+        }
         if self.before is not None:
             parts["before"] = {k: dataclasses.asdict(v) for k, v in self.before.items()}
         save_checkpoint(
@@ -157,29 +178,49 @@ class Run:
             self.config.checkpoint.keep,
         )
 
-    def _restore(self) -> tuple[Progress, Evaluation | None]:
+    def _restore(self) -> None:
         newest = latest(self.folder)
         if newest is None:
-            raise LagzeroError(f"{self.folder} has no complete checkpoint to resume from")
-        checkpoint = load_checkpoint(newest, parts=("cursor",))
+            where = f"{self.folder} has no complete checkpoint: starting again from step 0"
+            self.console.print(where, highlight=False, markup=False)
+            return
+        checkpoint = load_checkpoint(newest, parts=("cursor", "evaluated"))
         self.training.trainer.load_state_dict(checkpoint.tensors, checkpoint.values)
-        progress = Progress(**checkpoint.parts["cursor"])
-        self.console.print(
-            f"resuming from {newest}: step {progress.step}, prompt {progress.next_index}",
-            highlight=False,
-        )
+        cursor = checkpoint.parts["cursor"]
+        self.progress = Progress(cursor["step"], cursor["next_index"], tuple(cursor["ahead"]))
+        self._saved = self.progress
+        self._evaluated_step = checkpoint.parts["evaluated"]
         before = checkpoint.parts.get("before")
-        return progress, None if before is None else {k: EvalResult(**v) for k, v in before.items()}
+        self.before = None if before is None else {k: EvalResult(**v) for k, v in before.items()}
+        self.console.print(
+            f"resuming from {newest}: step {self.progress.step}, prompt {self.progress.next_index}",
+            highlight=False,
+            markup=False,
+        )
 
-    async def _evaluate(self, stop: asyncio.Event) -> Evaluation | None:
+    def _last_logged(self) -> int:
+        """Return the last step whose metrics a resumed run keeps: none without a checkpoint."""
+        return -1 if self._saved is None else self._saved.step
+
+    async def _evaluate(self) -> Evaluation | None:
+        """Measure the policy as it is. Returns None without held-out prompts or when stopped."""
         if self.data.eval is None:
             return None
         async with self.observer.stage("evaluate"):
             work = measure(self.config, self.data.eval, self.serving, self.scorer)
-            results = await _unless(stop, work)
+            results = await _unless(self._stop, work)
+        # The next step must be the same whether or not an evaluation came before it.
+        await self.compute.call(self.serving.engine.weights_changed, self.progress.step)
+        self._probe()
         if results is not None:
             self.observer.evaluated(self.progress.step, eval_metrics(results))
         return results
+
+    async def _evaluate_if_due(self) -> None:
+        step, every = self.progress.step, self.config.eval.every
+        is_due = every and step % every == 0 and step > self._evaluated_step
+        if is_due and await self._evaluate() is not None:
+            self._evaluated_step = step
 
     def _report(self, finished: bool, after: Evaluation | None) -> None:
         if not finished:
@@ -187,12 +228,40 @@ class Run:
                 f"Stopped after step {self.progress.step} of {self.config.schedule.steps}. "
                 f"Go on with: lagzero train --resume {self.folder}",
                 highlight=False,
+                markup=False,
                 soft_wrap=True,
             )
             return
         self.console.print(
             final_summary(_accuracy(self.before), _accuracy(after), self.folder, self.progress.step)
         )
+
+
+def _write_config(config: Config, folder: Path) -> None:
+    """Write the configuration; a full disk leaves the old file."""
+    fresh = folder / ".config.yaml.partial"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(to_yaml(config), encoding="utf-8")
+        os.replace(fresh, folder / "config.yaml")
+    except OSError as error:
+        raise LagzeroError(f"run_dir: {folder} cannot be written: {error}") from error
+
+
+def _write_policy(policy: build.Policy, run: Path) -> None:
+    """Put the policy into ``<run>/policy``, whole or not at all."""
+    fresh, final = run / ".policy.partial", run / "policy"
+    shutil.rmtree(fresh, ignore_errors=True)
+    try:
+        save_policy(policy, fresh)
+        shutil.rmtree(final, ignore_errors=True)
+        fresh.rename(final)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise LagzeroError(
+            f"the policy could not be written to {final}: {error}. The last checkpoint in "
+            f"{run / 'checkpoints'} holds it; free some space and resume"
+        ) from error
 
 
 class EngineProbe:
@@ -252,22 +321,29 @@ def _accuracy(results: Evaluation | None) -> Accuracy | None:
     return Accuracy(**tallies)
 
 
-def _on_signals(stop: asyncio.Event) -> None:
+def _on_signals(stop: asyncio.Event, console: Console) -> None:
     """End at the next safe point on the first Ctrl-C or SIGTERM; a second one ends at once."""
     loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def second(number: int, frame: object) -> None:
+        console.show_cursor()
+        os._exit(INTERRUPTED)  # threads in the middle of a step cannot be asked to end
 
     def first() -> None:
         stop.set()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)
+            signal.signal(number, second)
+        console.print("stopping with a checkpoint; once more to end at once", highlight=False)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in numbers:
         loop.add_signal_handler(number, first)
 
 
-async def _forward(source: asyncio.Event, target: asyncio.Event) -> None:
+async def _forward(source: asyncio.Event, end: Callable[[], None]) -> None:
     await source.wait()
-    target.set()
+    end()
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

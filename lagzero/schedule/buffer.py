@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -13,18 +14,24 @@ class WindowedBuffer(Generic[T]):
     An item may leave when its index is below ``first + window``, where ``first`` is the lowest
     index that has not left yet; among those, the one that finished first leaves first. Window 1 is
     strict start order; None has no bound (first finished, first out), which favours short items.
+    ``first`` and ``ahead`` are what a resumed buffer goes on from.
     """
 
-    def __init__(self, window: int | None = 1, first: int = 0):
+    def __init__(self, window: int | None = 1, first: int = 0, ahead: Iterable[int] = ()):
         if window is not None and window < 1:
             raise ValueError(f"window={window}; it is at least 1, or None for no bound")
         self.window = window
         self.first = first
         self._items: dict[int, T] = {}  # in finishing order
-        self._gone: set[int] = set()  # left already, at or above first
+        self._gone = set(ahead)  # left already, above first
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def ahead(self) -> tuple[int, ...]:
+        """Indices above ``first`` that have left already, ascending."""
+        return tuple(sorted(self._gone))
 
     def put(self, index: int, item: T) -> None:
         """Accept a finished item. Raises ValueError for an index that was seen before."""
