@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "lagzero"
-ROOMS = ("schedule", "prepare", "observe", "data")
+ROOMS = ("schedule", "prepare", "observe", "data", "plan")
 SINGLE = ("types", "protocols", "errors", "loop", "evaluate", "cli")
 HEAVY = "torch transformers peft accelerate datasets pyarrow reasoning_gym"
 
