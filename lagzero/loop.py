@@ -82,7 +82,7 @@ class Loop:
             schedule.window, start.next_index, start.ahead
         )
         self._patience = Patience(schedule.max_empty_steps)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in start order, so that runs replay
         self._news = asyncio.Event()  # anything that someone may be waiting for
         self._failure: BaseException | None = None
         self._stopping = False
@@ -94,7 +94,7 @@ class Loop:
 
     async def run(self) -> Progress:
         """Train until the schedule, the data or ``stop`` ends it. A failure anywhere is raised."""
-        self._spawn(self._produce())
+        self._spawn(self._produce(), "producing")
         try:
             await self._consume()
         finally:
@@ -104,13 +104,13 @@ class Loop:
             await asyncio.gather(*tasks, return_exceptions=True)
         return self.progress
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)  # whoever looks for what hangs reads it
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task)
         error = None if task.cancelled() else task.exception()
         self._failure = self._failure or error  # one fault often fails all groups; the first counts
         self._news.set()
@@ -130,7 +130,7 @@ class Loop:
             if prompt is None:
                 return
             self._admission.started += 1
-            self._spawn(self._play(index, prompt))
+            self._spawn(self._play(index, prompt), f"group {index}")
 
     async def _play(self, index: int, prompt: Prompt) -> None:
         stages = self.stages

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import selectors
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,38 +16,10 @@ from hypothesis import strategies as st
 
 from lagzero.errors import LagzeroError
 from lagzero.loop import Loop, LoopSchedule, Progress, Stages
+from lagzero.plan.clock import Deadlock
+from lagzero.plan.clock import run_virtual as run
 from lagzero.runtime.local_runtime import TurnGate
 from lagzero.types import Batch, Group, Outcome, Prompt, Score, ScoredGroup, StepStats
-
-T = TypeVar("T")
-
-
-class JumpingSelector(selectors.SelectSelector):
-    """Where a real loop would sleep, the clock jumps; where it would sleep for ever, it fails."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        assert timeout is not None, "every task waits for another"
-        self.now += timeout
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self.selector = JumpingSelector()
-        super().__init__(self.selector)
-
-    def time(self) -> float:
-        return self.selector.now
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    loop = VirtualLoop()
-    try:
-        return loop.run_until_complete(work)
-    finally:
-        loop.close()
 
 
 def now() -> float:
@@ -452,9 +423,18 @@ def test_the_reason_of_rollouts_without_a_score_is_passed_on():
         run(world.loop(max_empty_steps=1).run())
 
 
-def test_the_virtual_clock_refuses_to_wait_for_nothing():
-    async def stuck() -> None:
-        await asyncio.Event().wait()
+def test_a_group_that_never_returns_is_found_and_named():
+    class Hanging(World):
+        async def play(self, index: int, prompt: Prompt) -> Group:
+            if index == 5:
+                await asyncio.Event().wait()
+            return await super().play(index, prompt)
 
-    with pytest.raises(AssertionError, match="waits for another"):
-        run(stuck())
+    world = Hanging(duration=mixed)
+    with pytest.raises(Deadlock) as stuck:
+        run(world.loop().run())
+    assert tuple(name for name, _ in stuck.value.tasks if not name.startswith("Task-")) == (
+        "group 5",
+        "producing",
+    )
+    assert len(world.trained) == 1
