@@ -134,6 +134,66 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(
     same_run(run, whole_run, records, weights)
 
 
+def test_an_evaluation_that_ctrl_c_cuts_off_is_made_on_resuming(
+    place: Any, whole_run: Path, records: Any, weights: Any, capsys: pytest.CaptureFixture[str]
+):
+    (place.folder / "signals.py").write_text(
+        "import os, pathlib, signal, time\n"
+        "from rewards import evens\n"
+        "calls = []\n"
+        "def slow(prompts, completions, **columns):\n"
+        "    calls.extend(['eval'] if 'Say 6' in prompts[0] else [])\n"
+        "    if len(calls) == 9 and not pathlib.Path('sent').exists():\n"  # 8 come before step 1
+        "        pathlib.Path('sent').touch()\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        time.sleep(1)\n"
+        "    return evens(prompts, completions)\n"
+    )
+    rewards = [{"use": "signals.py:slow"}]
+    # Only held-out prompts say 60 and above: 4 greedy and 4 sampled before the first step.
+    recipe = place.recipe(
+        "cut", run_dir="cut", score__rewards=rewards, eval__every=2, eval__before=True
+    )
+    sys.path.insert(0, str(place.folder))
+    try:
+        assert place.inside("train", recipe) == 130
+        assert "Stopped after step 2 of 6" in capsys.readouterr().out
+        run = place.folder / "cut"
+        assert [r["step"] for r in records(run) if "eval/greedy_accuracy" in r] == [0]
+        assert place.inside("train", "--resume", "cut") == 0
+    finally:
+        sys.path.remove(str(place.folder))
+    same_run(run, whole_run, records, weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("engine-copy", {"model__dtype": "bfloat16", "engine__dtype": "float32"}),
+        ("adapter", {"model__dtype": "bfloat16", "model__lora": {"rank": 4, "alpha": 8.0}}),
+        ("masters", {"model__dtype": "bfloat16"}),
+        ("kl", {"loss": {"kl": {"coefficient": 0.1}}}),
+        ("system", {"model__system_prompt": "Answer with even digits only, please. " * 2}),
+    ],
+)
+def test_every_kind_of_run_resumes_bit_for_bit(
+    place: Any, name: str, changes: dict[str, Any], records: Any, weights: Any
+):
+    """RS7: also an engine with tensors of its own holds the resumed weights for its first groups.
+
+    With a long system prompt, prompts share cached pages, and a resumed engine starts without.
+    """
+    changes = {**changes, "schedule__steps": 4, "eval__every": 1, "checkpoint": {"every": 1}}
+    straight = place.recipe(f"{name}-1", run_dir=f"{name}-1", **changes)
+    assert place.inside("train", straight) == 0
+    halved = place.recipe(f"{name}-2", run_dir=f"{name}-2", **changes)
+    assert place.inside("train", halved, "--schedule.steps=2") == 0
+    assert place.inside("train", "--resume", f"{name}-2", "--schedule.steps=4") == 0
+    one, two = place.folder / f"{name}-1", place.folder / f"{name}-2"
+    assert records(one) == records(two)
+    assert weights(one / "policy") == weights(two / "policy")
+
+
 def test_a_second_ctrl_c_ends_at_once(place: Any):
     """The first one waits for the step that trains; here that takes ten minutes."""
     program = (
