@@ -55,6 +55,7 @@ class LoopSchedule:
     max_lag: int = 0  # policy versions
     window: int | None = 1  # of start order, at hand-over
     max_empty_steps: int = 8
+    extra_groups: int = 0  # started beyond need; carried, so only a window above 1 gains by them
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,9 @@ class Loop:
         self.schedule = schedule
         self.progress = start
         self._after = after
-        self._admission = Admission(schedule.groups_per_step, schedule.max_lag, start.step)
+        self._admission = Admission(
+            schedule.groups_per_step, schedule.max_lag, start.step, schedule.extra_groups
+        )
         self._buffer: WindowedBuffer[ScoredGroup] = WindowedBuffer(
             schedule.window, start.next_index, start.ahead
         )

@@ -74,3 +74,16 @@ def test_no_group_is_ever_trained_later_than_the_lag_allows(
                 admission.dropped += size
         assert len(under_way) <= (max_lag + 1) * size
         assert admission.may_start() or len(under_way) >= size
+
+
+@given(st.integers(1, 5), st.integers(0, 3), st.integers(0, 7))
+def test_extra_groups_start_beyond_need_and_no_more(batch: int, max_lag: int, extra: int):
+    admission = Admission(batch, max_lag, extra_groups=extra)
+    assert start_all(admission) == (max_lag + 1) * batch + extra
+    admission.published += 1
+    assert start_all(admission) == batch  # what is carried is not started again
+
+
+def test_a_negative_number_of_extra_groups_is_refused():
+    with pytest.raises(ValueError, match="extra_groups=-1"):
+        Admission(1, 0, extra_groups=-1)
