@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import Any
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -212,7 +212,7 @@ def test_callbacks_are_cheap():
 def test_an_abandoned_async_generator_is_closed():
     closed: list[bool] = []
 
-    async def numbers() -> Any:
+    async def numbers() -> AsyncGenerator[int]:
         try:
             yield 1
             yield 2

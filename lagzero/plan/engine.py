@@ -1,0 +1,273 @@
+"""A modelled inference engine: continuous batching that advances from event to event.
+
+Between two events the set of running rollouts is fixed, so the time of all decode steps between
+them is a closed form (``pace``). The cost is a few microseconds a rollout, whatever its length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lagzero.plan.meter import Meter
+from lagzero.plan.pace import Pace
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """One group at an engine, and what became of its rollouts."""
+
+    index: int
+    lengths: Sequence[float]  # tokens, one a rollout
+    prompt_tokens: int
+    done: asyncio.Future[None]
+    left: int = 0  # rollouts that have not finished
+    oldest: int | None = None  # lowest version at which a rollout began
+    start_versions: int = 0  # sum over rollouts of the version at which it began
+    token_versions: float = 0.0  # sum over tokens of the version that the engine had
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A bar of the timeline. ``end_s`` is None while it goes on."""
+
+    row: str
+    label: str
+    start_s: float
+    end_s: float | None = None
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Collects bars, and gives each running rollout of an engine the lowest free lane."""
+
+    spans: list[Span] = field(default_factory=list[Span])
+    open: dict[tuple[str, str], tuple[str, float]] = field(
+        default_factory=dict[tuple[str, str], tuple[str, float]]
+    )
+
+    def begin(self, engine: str, label: str, now_s: float) -> None:
+        """Open a bar in the engine's lowest free lane."""
+        taken = {row for (where, _), (row, _) in self.open.items() if where == engine}
+        number = next(n for n in range(len(taken) + 1) if f"{engine}{n}" not in taken)
+        self.open[engine, label] = (f"{engine}{number}", now_s)
+
+    def end(self, engine: str, label: str, now_s: float) -> None:
+        """Close a bar."""
+        row, start = self.open.pop((engine, label))
+        self.spans.append(Span(row, label, start, now_s))
+
+    def close(self, now_s: float) -> list[Span]:
+        """Return all bars; those still open end now."""
+        rest = [Span(row, label, at, now_s) for (_, label), (row, at) in self.open.items()]
+        return [*self.spans, *(span for span in rest if span.start_s < now_s)]
+
+
+# (visit, rollout, tokens to write now, tokens left for later rounds, context before it)
+Waiting = tuple[Visit, int, float, float, float]
+# (count at which it finishes, order, what was waiting, sum of versions when it began)
+Running = tuple[float, int, Waiting, float]
+
+
+class Engine:
+    """``max_running`` rollouts decode together; others wait, first in, first out.
+
+    Every running rollout gets one token a step, so a rollout ends when the count of steps reaches
+    a number that is known when it begins: a heap of those numbers gives the next event. With
+    ``cap`` a rollout writes at most so many tokens a round; the rest waits, its KV cache kept,
+    until new weights come or the engine has nothing else to do.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        pace: Pace,
+        max_running: int,
+        meter: Meter,
+        cap: float | None = None,
+        recorder: Recorder | None = None,
+    ):
+        self.number = number
+        self.version = 0
+        self.num_tokens = 0.0  # written by finished rounds
+        self.num_carried = 0  # rounds that ended at the cap
+        self._pace, self._max, self._meter, self._cap = pace, max_running, meter, cap
+        self._recorder, self._name = recorder, f"engine {number}/"
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Waiting] = deque()
+        self._carried: deque[Waiting] = deque()
+        self._running: list[Running] = []
+        self._dead: set[Visit] = set()
+        self._order = 0
+        self._at_s = 0.0  # time of the last boundary that was settled
+        self._count = 0.0  # steps up to it
+        self._context = 0.0  # tokens of all running rollouts at it
+        self._goal = 0.0  # count at the next event
+        self._timer: asyncio.TimerHandle | None = None
+        self._held = False  # without a timer it stands still already
+        self._marked, self._version_sum = 0.0, 0.0  # count, and sum of versions over steps to it
+
+    def submit(self, visit: Visit) -> None:
+        """Queue all rollouts of a group."""
+        visit.left = len(visit.lengths)
+        cap = self._cap
+        for rollout, length in enumerate(visit.lengths):
+            now = length if cap is None else min(length, cap)
+            self._queue.append((visit, rollout, now, length - now, visit.prompt_tokens))
+        self._meter.advance(self._loop.time())
+        self._meter.queued += visit.left
+        if len(self._running) < self._max:
+            self._look_soon()
+
+    def abort(self, visit: Visit) -> None:
+        """Take a group back: its rollouts leave at the next step boundary."""
+        before = len(self._queue)
+        self._queue = deque(each for each in self._queue if each[0] is not visit)
+        self._carried = deque(each for each in self._carried if each[0] is not visit)
+        self._meter.advance(self._loop.time())
+        self._meter.queued -= before - len(self._queue)
+        self._dead.add(visit)
+        self._look_soon()
+
+    def hold(self) -> None:
+        """Stand still from the next step boundary until ``release``."""
+        self._held = True
+        self._look_soon()
+
+    def release(self) -> None:
+        """Go on."""
+        self._held = False
+        if self._timer is None:
+            self._at_s = self._loop.time()
+            self._start_or_hold()
+
+    def take_weights(self, version: int) -> None:
+        """Go on with another version from the next step boundary; carried rollouts go on too."""
+        count = self._boundary()
+        self._version_sum += self.version * (count - self._marked)
+        self._marked, self.version = count, version
+        self._queue.extend(self._carried)
+        self._meter.advance(self._loop.time())
+        self._meter.queued += len(self._carried)
+        self._carried.clear()
+        if len(self._running) < self._max:
+            self._look_soon()
+
+    def _versions(self) -> float:
+        return self._version_sum + self.version * (self._count - self._marked)
+
+    def _boundary(self) -> float:
+        """Return the count of steps at the first step boundary that is not past."""
+        now = self._loop.time()
+        if self._timer is None or now <= self._at_s:
+            return self._count
+        steps = self._pace.steps_until(len(self._running), self._context, now - self._at_s)
+        return min(self._count + steps, self._goal)
+
+    def _look_soon(self) -> None:
+        """See to it that the engine looks at its queue at the next step boundary."""
+        if self._timer is not None:
+            goal = self._boundary()
+            if goal < self._goal:
+                self._set_timer(goal)
+                if self._pace.continuous:
+                    self._event()  # this instant is a boundary
+        elif not self._held:
+            self._at_s = self._loop.time()
+            self._start_or_hold()
+
+    def _set_timer(self, goal: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        span = self._pace.span_s(len(self._running), self._context, goal - self._count)
+        self._goal = goal
+        self._timer = self._loop.call_at(self._at_s + span, self._event)
+
+    def _event(self) -> None:
+        """Settle the steps since the last event, let finished rollouts go, and look around."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._loop.time()
+        self._context += len(self._running) * (self._goal - self._count)
+        self._count, self._at_s = self._goal, now
+        running = self._running
+        self._meter.advance(now)
+        while running and running[0][0] <= self._count:
+            self._leave(heapq.heappop(running), now)
+        self._start_or_hold()
+
+    def _start_or_hold(self) -> None:
+        now = self._loop.time()
+        if self._dead:
+            self._bury()
+        if self._held:
+            return
+        if not self._running and not self._queue and self._carried:
+            self._queue.extend(self._carried)
+            self._meter.advance(now)
+            self._meter.queued += len(self._carried)
+            self._carried.clear()
+        self._start(now)
+        if self._running:
+            self._set_timer(self._running[0][0])
+
+    def _start(self, now: float) -> None:
+        free = min(self._max - len(self._running), len(self._queue))
+        if free <= 0:
+            return
+        self._meter.advance(now)
+        self._meter.busy += free
+        self._meter.queued -= free
+        versions = self._versions()
+        for _ in range(free):
+            waiting = self._queue.popleft()
+            visit, rollout, length, _, context = waiting
+            self._order += 1
+            heapq.heappush(self._running, (self._count + length, self._order, waiting, versions))
+            self._context += context
+            if context == visit.prompt_tokens:  # its first round
+                visit.start_versions += self.version
+                if visit.oldest is None:
+                    visit.oldest = self.version
+            if self._recorder is not None:
+                self._recorder.begin(self._name, _label(visit, rollout), now)
+
+    def _leave(self, running: Running, now: float) -> None:
+        _, _, (visit, rollout, length, rest, context), versions = running
+        self._meter.busy -= 1
+        self._context -= context + length
+        self.num_tokens += length
+        visit.token_versions += self._versions() - versions
+        if self._recorder is not None:
+            self._recorder.end(self._name, _label(visit, rollout), now)
+        if rest > 0:
+            more = rest if self._cap is None else min(rest, self._cap)
+            self._carried.append((visit, rollout, more, rest - more, context + length))
+            self.num_carried += 1
+            return
+        visit.left -= 1
+        if not visit.left and not visit.done.done():
+            visit.done.set_result(None)
+
+    def _bury(self) -> None:
+        keep: list[Running] = []
+        for each in self._running:
+            visit, rollout, length, _, context = each[2]
+            if visit not in self._dead:
+                keep.append(each)
+                continue
+            self._meter.busy -= 1
+            self._context -= context + length - (each[0] - self._count)
+            if self._recorder is not None:
+                self._recorder.end(self._name, _label(visit, rollout), self._loop.time())
+        heapq.heapify(keep)
+        self._running = keep
+        self._dead.clear()
+
+
+def _label(visit: Visit, rollout: int) -> str:
+    return f"r{visit.index}" if len(visit.lengths) == 1 else f"r{visit.index}.{rollout}"

@@ -1,0 +1,178 @@
+"""What to simulate: every number of a modelled run, readable from text with clear refusals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from lagzero.errors import ConfigError
+from lagzero.nearest import nearest
+from lagzero.plan.lengths import LengthSpec, parse_lengths
+
+
+def _whole(low: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(f"must be a whole number >= {low}, not '{text}'") from None
+        if value < low:
+            raise ValueError(f"must be a whole number >= {low}, not {value}")
+        return value
+
+    return read
+
+
+def _number(low: float, high: float = math.inf, above: bool = False) -> Callable[[str], float]:
+    valid = f"must be a number {'>' if above else '>='} {low:g}"
+    valid += "" if high == math.inf else f" and <= {high:g}"
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"{valid}, not '{text}'") from None
+        if not (low < value if above else low <= value) or not value <= high or value == math.inf:
+            raise ValueError(f"{valid}, not {text}")
+        return value
+
+    return read
+
+
+def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    def read_or_none(text: str) -> Any:
+        if text.lower() == "none":
+            return None
+        try:
+            return read(text)
+        except ValueError as error:
+            raise ValueError(f"{error}; or 'none'") from None
+
+    return read_or_none
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            near = nearest(text, choices, 0.0)
+            raise ValueError(
+                f"must be one of {', '.join(choices)}, not '{text}'; did you mean '{near}'?"
+            )
+        return text
+
+    return read
+
+
+def _truth(text: str) -> bool:
+    return _one_of("true", "false")(text) == "true"
+
+
+def _key(read: Callable[[str], Any], default: Any, meaning: str) -> Any:
+    return field(default=default, metadata={"read": read, "help": meaning})
+
+
+_LONG_TAIL = parse_lengths("lognormal:median=1500,sigma=0.9,min=64,max=16384")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One modelled run. Times in seconds, lengths in tokens (units of length with ``lanes``)."""
+
+    steps: int = _key(_whole(1), 20, "optimiser steps")
+    groups_per_step: int = _key(_whole(1), 32, "groups that one step trains on")
+    group_size: int = _key(_whole(1), 8, "rollouts of one prompt")
+    max_lag: int = _key(_whole(0), 0, "k: policy versions that generation may run ahead")
+    window: int | None = _key(
+        _or_none(_whole(1)), 1, "of start order at hand-over; none: first finished"
+    )
+    extra_groups: int = _key(_whole(0), 0, "over-sampling: groups started beyond need, carried")
+    prompts: int | None = _key(_or_none(_whole(1)), None, "prompts in the data; none: endless")
+    lengths: LengthSpec = _key(  # noqa: RUF009
+        parse_lengths, _LONG_TAIL, "of responses: a distribution"
+    )
+    prompt_tokens: int = _key(_whole(0), 512, "context before the response")
+    partial_cap: float | None = _key(
+        _or_none(_number(0, above=True)), None, "tokens a rollout writes a round, then it waits"
+    )
+    lanes: int | None = _key(
+        _or_none(_whole(1)), None, "lanes of constant pace instead of engines; none: engines"
+    )
+    unit_s: float = _key(_number(0, above=True), 1.0, "time of one unit of length in a lane")
+    engines: int = _key(_whole(1), 4, "engines, one device each")
+    max_running: int = _key(_whole(1), 64, "rollouts that one engine decodes together")
+    router: str = _key(
+        _one_of("least_loaded", "round_robin"), "least_loaded", "which engine a group goes to"
+    )
+    params: float = _key(_number(0), 7.6e9, "parameters of the model")
+    weight_bytes: float = _key(_number(0, above=True), 15.2e9, "bytes that a decode step reads")
+    kv_bytes_per_token: float = _key(_number(0), 57344, "bytes of KV cache a token")
+    bandwidth_bytes_per_s: float = _key(_number(0, above=True), 3.35e12, "of an engine's memory")
+    peak_flop_per_s: float = _key(_number(0, above=True), 989e12, "of an engine")
+    efficiency: float = _key(_number(0, 1, above=True), 0.5, "share of the peak in decoding")
+    overhead_s: float = _key(_number(0), 0.4e-3, "of a decode step")
+    train_s: float = _key(_number(0), 0.0, "of an optimiser step, whatever its size")
+    train_token_s: float = _key(_number(0), 3e-5, "of an optimiser step for each token")
+    sync_s: float = _key(_number(0), 0.3, "to carry weights to the engines")
+    sync_pauses: bool = _key(_truth, False, "whether engines stand still meanwhile")
+    score: LengthSpec | None = _key(  # noqa: RUF009
+        _or_none(parse_lengths), None, "seconds that scoring a group takes: a distribution"
+    )
+    empty_share: float = _key(
+        _number(0, 1), 0.0, "share of groups with nothing to learn from, dropped when consumed"
+    )
+    placement: str = _key(
+        _one_of("disaggregated", "colocated"), "disaggregated", "colocated: stages take turns"
+    )
+    seed: int = _key(_whole(0), 0, "of lengths and scoring times")
+
+
+NAMES: Mapping[str, Any] = {each.name: each for each in fields(Scenario)}
+
+
+def as_text(value: object) -> str:
+    """Return a value as it would be written on the command line."""
+    if isinstance(value, LengthSpec):
+        return value.text
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value).replace("None", "none")
+
+
+def read_keys(keys: Sequence[tuple[str, str]]) -> tuple[dict[str, Any], list[str]]:
+    """Read the values of keys, and list the problems of those that cannot be read."""
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, text in keys:
+        try:
+            values[name] = NAMES[name].metadata["read"](text)
+        except ValueError as error:
+            problems.append(f"--{name.replace('_', '-')}: {error}")
+    return values, problems
+
+
+def with_keys(scenario: Scenario, keys: Sequence[tuple[str, str]]) -> Scenario:
+    """Return a scenario with keys changed. Raises ConfigError with all that is wrong."""
+    values, problems = read_keys(keys)
+    changed = replace(scenario, **values)
+    problems += _conflicts(changed)
+    if problems:
+        raise ConfigError(problems)
+    return changed
+
+
+def _conflicts(scenario: Scenario) -> list[str]:
+    """List the keys that cannot work together."""
+    problems: list[str] = []
+    if scenario.window == 1 and scenario.extra_groups:
+        problems.append(
+            "--extra-groups: with --window 1 every started group is waited for, so that extra ones "
+            "only add lag; give --window none (or a number above 1), or --extra-groups 0"
+        )
+    if scenario.placement == "colocated" and scenario.max_lag:
+        problems.append(
+            "--max-lag: stages that take turns on the same devices gain nothing from running "
+            "ahead; give --placement disaggregated, or --max-lag 0"
+        )
+    return problems

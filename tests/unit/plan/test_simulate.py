@@ -1,0 +1,288 @@
+"""The real loop with modelled stages: what the schedule makes of lengths and service times."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lagzero.plan.clock import run_virtual
+from lagzero.plan.engine import Engine
+from lagzero.plan.lengths import parse_lengths
+from lagzero.plan.meter import Meter
+from lagzero.plan.models import Router
+from lagzero.plan.pace import Lanes
+from lagzero.plan.scenario import Scenario, with_keys
+from lagzero.plan.simulate import simulate
+
+
+def lanes(**keys: Any) -> Scenario:
+    """Lanes of constant pace; no time for training or sync unless given."""
+    plain = {"lanes": 4, "group_size": 1, "groups_per_step": 4, "train_token_s": 0, "sync_s": 0}
+    return with_keys(Scenario(), [(name, str(value)) for name, value in (plain | keys).items()])
+
+
+# --- accounting, by hand -----------------------------------------------------------------------
+
+
+def test_time_goes_to_the_reasons_that_a_step_by_hand_gives():
+    """4 lanes, lengths 1 1 1 5; then scoring 2, training 3, sync 0.5; twice.
+
+    A step: 5 + 2 + 3 + 0.5 = 10.5. Lane-time: 8 busy, 12 tail; the scorer of the three short
+    groups ends at 3, of the long one at 7. The trainer waits 5 for rollouts and 2 for scores.
+    """
+    result = simulate(
+        lanes(steps=2, lengths="cycle:1,1,1,5", score="fixed:2", train_s=3, sync_s=0.5)
+    )
+    assert result.time_s == 21.0
+    assert result.slot_use == pytest.approx(16 / 84)
+    assert {k: v * 84 for k, v in result.slot_idle.items()} == pytest.approx(
+        {"tail": 24, "weights": 24, "sync": 4, "reward": 16, "data": 0, "routing": 0}
+    )
+    assert result.trainer_use == pytest.approx(6 / 21)
+    assert {k: v * 21 for k, v in result.trainer_idle.items()} == pytest.approx(
+        {"tail": 0, "weights": 0, "sync": 1, "reward": 4, "data": 10, "routing": 0}
+    )
+    assert (result.tokens, result.num_trained, result.num_started) == (16, 8, 8)
+    assert result.tok_per_s == pytest.approx(16 / 21)
+
+
+@pytest.mark.parametrize("keys", [{}, {"max_lag": 2}, {"window": "none", "max_lag": 1}])
+def test_use_and_idle_shares_of_a_pool_add_up_to_all_of_its_time(keys: dict[str, Any]):
+    result = simulate(
+        with_keys(
+            Scenario(), [(k, str(v)) for k, v in {"steps": 6, "score": "fixed:3", **keys}.items()]
+        )
+    )
+    assert result.slot_use + sum(result.slot_idle.values()) == pytest.approx(1)
+    assert result.trainer_use + sum(result.trainer_idle.values()) == pytest.approx(1)
+
+
+def test_the_trainer_takes_a_time_for_each_token():
+    result = simulate(lanes(steps=3, lengths="cycle:1,1,1,5", train_s=1, train_token_s=0.25))
+    assert result.time_s == 3 * (5 + 1 + 8 * 0.25)
+
+
+def test_taking_turns_on_the_same_devices_never_overlaps():
+    keys = {"steps": 3, "lengths": "cycle:1,2,3,4", "train_s": 2, "placement": "colocated"}
+    result = simulate(lanes(**keys))
+    assert result.time_s == 3 * (4 + 2)
+
+
+def test_engines_that_stand_still_for_weights_lose_that_time():
+    keys = {"steps": 4, "lengths": "fixed:4", "max_lag": 1, "sync_s": 1}
+    flying = simulate(lanes(**keys))
+    paused = simulate(lanes(**keys, sync_pauses="true"))
+    # Step s is published at 4s + 1; the next groups run meanwhile, or wait for it.
+    assert flying.time_s == 4 * 4 + 1
+    assert paused.time_s == 4 * (4 + 1)
+    assert paused.slot_idle["sync"] == pytest.approx(4 / 20)
+
+
+def test_data_that_end_end_the_run():
+    result = simulate(lanes(steps=99, prompts=10, lengths="fixed:1"))
+    assert [s.metrics["groups"] for s in result.steps] == [4, 4, 2]
+
+
+def test_a_trace_ends_the_data_where_it_ends(tmp_path: Any):
+    file = tmp_path / "lengths.txt"
+    file.write_text("1 2 3\n4 5 6 7 8 9\n")
+    result = simulate(lanes(steps=99, lengths=f"trace:{file}", group_size=2))
+    assert result.num_trained == 4  # the ninth number is no group of two
+    assert result.tokens == 36
+
+
+def test_groups_with_nothing_to_learn_from_are_dropped_and_counted():
+    result = simulate(lanes(steps=100, lengths="fixed:1", empty_share=0.5))
+    assert result.num_dropped / result.num_started == pytest.approx(0.5, abs=0.1)
+    assert result.num_trained + result.num_dropped == result.num_started
+    assert len(result.steps) == 100  # steps that were empty as a whole are taken again
+
+
+# --- lag ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [1, 3, 8, 9, 30])
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_a_window_bounds_the_lag(max_lag: int, window: int):
+    """Visit i leaves at most window - 1 places late: lag <= k + ceil((window - 1) / B)."""
+    keys = {"steps": 60, "groups_per_step": 8, "max_lag": max_lag, "window": window}
+    result = simulate(lanes(**keys, lanes=8, lengths="lognormal:median=40,sigma=1.5", train_s=9))
+    assert result.lag_max <= max_lag + math.ceil((window - 1) / 8)
+    if window == 1:
+        assert result.lag_max == max_lag
+
+
+def test_the_bound_of_a_window_is_reached():
+    """B = 2, k = 1, window 2: visit 5 starts at version 1 and lasts long, visit 6 overtakes it
+    into step 2, and so 5 is trained at version 3: a lag of k + 1."""
+    keys = {"steps": 5, "groups_per_step": 2, "lanes": 4, "max_lag": 1, "train_s": 1}
+    late = "list:1,1,1,1,1,20,1"
+    assert simulate(lanes(**keys, lengths=late, window=2)).lag_max == 2
+    assert simulate(lanes(**keys, lengths=late, window=1)).lag_max == 1
+
+
+def test_first_finished_hand_over_lets_the_lag_exceed_k():
+    """One rollout of 30 beside rollouts of 1: it is trained when it ends, 13 versions late."""
+    keys = {"steps": 40, "groups_per_step": 2, "lanes": 4, "window": "none", "max_lag": 1}
+    result = simulate(lanes(**keys, lengths="list:1,30,1,1", train_s=1))
+    assert result.lag_max > 5
+    by_step = {each.step: each.metrics["lag/max"] for each in result.steps}
+    late = max(by_step, key=lambda step: by_step[step])
+    assert result.steps[late - 1].at_s >= 31
+    assert all(lag <= 1 for step, lag in by_step.items() if step != late)
+
+
+def test_first_finished_hand_over_trains_short_ones_first():
+    keys = {"lanes": 64, "groups_per_step": 16, "max_lag": 3, "steps": 60, "train_s": 1}
+    for seed in range(5):
+        early = simulate(
+            lanes(**keys, lengths="exponential:mean=10", window="none", seed=seed)
+        ).steps
+        strict = simulate(lanes(**keys, lengths="exponential:mean=10", seed=seed)).steps
+        # The first 16 of 64 exponential lengths to end have a mean of about 1.4, not 10.
+        assert early[0].metrics["length/mean"] < 2.5
+        assert strict[0].metrics["length/mean"] > 5
+        later = [s.metrics["length/mean"] for s in early[20:]]
+        assert sum(later) / len(later) == pytest.approx(10, rel=0.2)
+
+
+def test_tokens_lag_less_than_their_rollout_where_weights_arrive_in_flight():
+    result = simulate(lanes(steps=30, lengths="fixed:10", max_lag=2, train_s=4))
+    assert 0 < result.lag_token_mean < result.lag_mean <= 2
+
+
+def test_running_ahead_buys_time_until_the_slowest_part_is_busy():
+    times = [
+        simulate(
+            lanes(
+                steps=60,
+                lanes=16,
+                groups_per_step=16,
+                lengths="exponential:mean=10",
+                max_lag=k,
+                train_s=8,
+            )
+        ).time_s
+        for k in (0, 1, 2, 4, 8)
+    ]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > 1.5 * times[1]
+    assert times[-1] >= 60 * 10  # 16 lanes write 16 rollouts of mean 10 a step
+
+
+def test_over_sampling_shortens_the_tail_and_carries_the_rest():
+    keys = {"lanes": 24, "groups_per_step": 16, "steps": 40, "window": "none", "train_s": 1}
+    plain = simulate(lanes(**keys, lengths="exponential:mean=10"))
+    more = simulate(lanes(**keys, lengths="exponential:mean=10", extra_groups=8))
+    assert more.time_s < 0.75 * plain.time_s
+    assert plain.lag_max == 0 < more.lag_max
+    assert more.num_started - more.num_trained == 8
+
+
+def test_a_cap_lets_short_ones_pass_and_finishes_long_ones_later():
+    keys = {"engines": 1, "max_running": 2, "groups_per_step": 2, "group_size": 1, "steps": 12}
+    keys |= {"window": "none", "max_lag": 1, "lengths": "cycle:1500,1500,100,100", "sync_s": 0}
+    scenario = with_keys(Scenario(), [(k, str(v)) for k, v in keys.items()])
+    whole, capped = simulate(scenario), simulate(replace(scenario, partial_cap=200.0))
+    assert whole.num_carried == 0 < capped.num_carried
+    assert capped.steps[0].at_s < whole.steps[0].at_s / 4  # 300 tokens in, not 1,500
+    assert capped.steps[0].metrics["length/mean"] == 100
+    assert capped.num_trained == whole.num_trained == 24
+
+
+# --- engines and routing -----------------------------------------------------------------------
+
+
+def roofline(**keys: Any) -> Scenario:
+    plain = {"engines": 4, "max_running": 8, "groups_per_step": 16, "group_size": 4, "steps": 5}
+    return with_keys(Scenario(), [(name, str(value)) for name, value in (plain | keys).items()])
+
+
+def picks(least_loaded: bool) -> list[int]:
+    async def main() -> list[int]:
+        engines = [Engine(number, Lanes(), 1, Meter(3)) for number in range(3)]
+        router = Router(engines, least_loaded)
+        chosen = [router.pick().number for _ in range(4)]  # loads are now 2 1 1
+        router.left(engines[2])
+        router.left(engines[0])
+        router.left(engines[0])  # 0 1 0
+        return [*chosen, *[router.pick().number for _ in range(5)]]
+
+    return run_virtual(main())
+
+
+def test_groups_go_to_the_engine_with_the_fewest_or_in_turn():
+    assert picks(least_loaded=True) == [0, 1, 2, 0, 0, 2, 0, 1, 2]
+    assert picks(least_loaded=False) == [0, 1, 2, 0, 1, 2, 0, 1, 2]
+
+
+def test_the_router_matters_where_long_ones_come_in_step_with_the_engines():
+    keys = {"group_size": 1, "max_running": 1, "max_lag": 2, "lengths": "cycle:2000,100,100,100"}
+    turn = simulate(roofline(**keys, steps=12, router="round_robin"))
+    load = simulate(roofline(**keys, steps=12, router="least_loaded"))
+    assert load.time_s < turn.time_s
+    assert load.slot_use > turn.slot_use
+    assert turn.slot_idle["routing"] > 0
+
+
+def test_a_scenario_gives_the_same_result_each_time_and_another_seed_another():
+    scenario = roofline(max_lag=2, window="none", score="exponential:mean=3")
+    first, again = simulate(scenario), simulate(scenario)
+    assert json.dumps(first.as_json()) == json.dumps(again.as_json())
+    assert simulate(replace(scenario, seed=1)).time_s != first.time_s
+
+
+# --- lengths -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("fixed:7", [7, 7, 7, 7]),
+        ("list:1,3,1", [1, 3, 1, 1]),
+        ("1,3,2", [1, 3, 2, 2]),
+        ("cycle:1,2", [1, 2, 1, 2]),
+    ],
+)
+def test_listed_lengths(text: str, first: list[float]):
+    assert parse_lengths(text).draws(0).part(0, 4) == first
+
+
+def test_drawn_lengths_are_the_same_in_whatever_order_they_are_asked_for():
+    spec = parse_lengths("lognormal:median=1500,sigma=0.9,min=64,max=16384")
+    one, other = spec.draws(5), spec.draws(5)
+    whole = list(one.part(0, 100))
+    assert list(other.part(60, 40)) == whole[60:]
+    assert list(other.part(0, 60)) == whole[:60]
+    assert list(spec.draws(6).part(0, 100)) != whole
+    assert all(64 <= each <= 16384 and each == int(each) for each in whole)
+
+
+def test_exponential_lengths_have_their_mean():
+    numbers = parse_lengths("exponential:mean=20").draws(0).part(0, 20_000)
+    assert sum(numbers) / len(numbers) == pytest.approx(20, rel=0.03)  # 4 standard errors
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("lognorml:median=3", "did you mean 'lognormal'"),
+        ("lognormal:medan=3,sigma=1", "did you mean 'median'"),
+        ("lognormal:median=3", "needs sigma=NUMBER"),
+        ("exponential", "needs mean=NUMBER"),
+        ("exponential:mean=-1", "one number above 0"),
+        ("fixed:1,2", "needs numbers above 0"),
+        ("fixed:", "needs numbers above 0"),
+        ("list:1,nan", "needs numbers above 0"),
+        ("1,0", "is no distribution"),
+        ("trace:/none/such", "cannot be read: No such file"),
+        ("lognormal:median=3,sigma=1,min=9,max=8", "min=9 is above max=8"),
+    ],
+)
+def test_a_distribution_that_cannot_be_read_says_what_would_be(text: str, complaint: str):
+    with pytest.raises(ValueError, match=complaint):
+        parse_lengths(text)
