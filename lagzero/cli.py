@@ -1,4 +1,4 @@
-"""The command line: ``lagzero train`` and ``lagzero eval``.
+"""The command line: ``lagzero train``, ``lagzero eval`` and ``lagzero simulate``.
 
 Configuration errors end with code 2 before torch is imported or a model is loaded.
 """
@@ -32,7 +32,10 @@ _USERS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPER
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
     parser = _parser()
-    known, rest = parser.parse_known_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    simulated = words[:1] == ["simulate"]  # its flags are its own and are read there
+    known, rest = parser.parse_known_args(words[:1] if simulated else words)
+    known.words = words[1:]
     overrides = [word for word in rest if word.startswith("--") and "=" in word]
     strange = [word for word in rest if word not in overrides]
     if strange:
@@ -41,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return known.run(known, overrides, console)
     except ConfigError as error:
-        _complain(f"{len(error.problems)} problem(s) in the configuration:", error.problems)
+        where = "on the command line" if simulated else "in the configuration"
+        _complain(f"{len(error.problems)} problem(s) {where}:", error.problems)
         return BAD_INPUT
     except LagzeroError as error:
         _complain("lagzero stopped:", str(error).splitlines())
@@ -74,6 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     measure.add_argument("target", help="a recipe (measures its model) or a run's folder")
     measure.set_defaults(run=_eval)
+    simulate = commands.add_parser(
+        "simulate", help="predict a run with modelled engines, in virtual time", add_help=False
+    )
+    simulate.set_defaults(run=_simulate)
     return parser
 
 
@@ -104,6 +112,12 @@ def _eval(known: argparse.Namespace, overrides: list[str], console: Console) -> 
     _quiet_libraries()
     asyncio.run(measure_policy(config, target if target.is_dir() else None, console))
     return 0
+
+
+def _simulate(known: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    from lagzero.plan.command import run
+
+    return run(known.words)
 
 
 def _load(path: str | Path, overrides: Sequence[str]) -> Config:
