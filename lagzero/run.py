@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 
 from lagzero import build
 from lagzero.config import Config
-from lagzero.config_load import to_yaml
-from lagzero.errors import LagzeroError
+from lagzero.config_load import differences, load_config, to_yaml
+from lagzero.errors import ConfigError, LagzeroError
 from lagzero.evaluate import EvalResult, evaluate
 from lagzero.loop import Loop, LoopSchedule, Progress, Stages
 from lagzero.observe.live import make_view
@@ -64,6 +64,7 @@ class Run:
         self._saved: Progress | None = None
         self._evaluated_step = 0  # the last one that has its periodic evaluation
         if resume:
+            _check_changes(load_config(folder / "config.yaml"), config, console)
             self._restore()
         _write_config(config, folder)
         self._probe = EngineProbe(self.serving.engine)
@@ -237,6 +238,34 @@ class Run:
         )
 
 
+# What decides which prompts a visit index means, and how they are played: a run that changed one of
+# these half way would be neither the old run nor a new one.
+_FIXED = (
+    "seed",
+    "data.train",
+    "data.shuffle",
+    "data.epochs",
+    "model.path",
+    "model.lora",
+    "rollout.group_size",
+    "schedule.groups_per_step",
+)
+
+
+def _check_changes(old: Config, new: Config, console: Console) -> None:
+    """Say what a resumed run changes. Raises ConfigError for what cannot change on the way."""
+    changes = differences(old, new)
+    refused = [
+        f"{key}: {was} cannot become {now} when a run is resumed; start a new run"
+        for key, (was, now) in changes.items()
+        if any(key == fixed or key.startswith(f"{fixed}.") for fixed in _FIXED)
+    ]
+    if refused:
+        raise ConfigError(refused)
+    for key, (was, now) in changes.items():
+        console.print(f"changed: {key} from {was} to {now}", highlight=False, markup=False)
+
+
 def _write_config(config: Config, folder: Path) -> None:
     """Write the configuration; a full disk leaves the old file."""
     fresh = folder / ".config.yaml.partial"
@@ -335,7 +364,7 @@ def _on_signals(stop: asyncio.Event, console: Console) -> None:
         for number in numbers:
             loop.remove_signal_handler(number)
             signal.signal(number, second)
-        console.print("stopping with a checkpoint; once more to end at once", highlight=False)
+        console.print("stopping after the last finished step; once more to end at once")
 
     for number in numbers:
         loop.add_signal_handler(number, first)

@@ -30,7 +30,7 @@ REFRESH_PER_S = 2  # drawing costs a core that the run could use
 # label, metric, format: what the panel and the lines show, where it was measured
 FIGURES = (
     ("reward", "reward/mean", "{:.3f}"),
-    ("right", "reward/positive_share", "{:.0%}"),
+    ("reward > 0", "reward/positive_share", "{:.0%}"),
     ("tokens", "length/mean", "{:.0f}"),
     ("longest", "length/max", "{:.0f}"),
     ("mixed groups", "groups/mixed_share", "{:.0%}"),
@@ -68,7 +68,7 @@ class LineView:
         parts = [f"step {step}/{self._total}"]
         parts += [f"{label} {text}" for label, text in figures(metrics)]
         if "time/step_s" in metrics:
-            self._step_s.append(metrics["time/step_s"])
+            self._step_s.append(working_s(metrics))
             parts.append(f"{metrics['time/step_s']:.1f} s ({share_text(metrics)})")
             parts.append(f"left {duration(time_left(self._step_s, self._total - step))}")
         self._console.print("  ".join(parts), soft_wrap=True, highlight=False, markup=False)
@@ -107,7 +107,7 @@ class LiveView:
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])
         if "time/step_s" in metrics:
-            self._step_s.append(metrics["time/step_s"])
+            self._step_s.append(working_s(metrics))
         self._live.refresh()
 
     def render(self) -> RenderableType:
@@ -184,6 +184,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
         return BLOCKS[0] * len(values)
     top = len(BLOCKS) - 1
     return "".join(BLOCKS[round((v - low) / (high - low) * top)] for v in values)
+
+
+def working_s(metrics: Mapping[str, float]) -> float:
+    """Return the seconds of a step without the checkpoint that some steps write."""
+    return metrics["time/step_s"] - metrics.get("time/checkpoint_s", 0.0)
 
 
 def time_left(step_s: Sequence[float], num_left: int) -> float | None:

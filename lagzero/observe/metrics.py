@@ -1,9 +1,10 @@
 """The metrics file: one JSON object a line.
 
-A ``{"schema": {...}}`` line explains each metric before its first use; every other line is
-``{"step": n, name: value, ...}``, where the step is the policy version that it made. A value that
-is not finite is left out: every line is valid JSON, and an absent name means "nothing to measure".
-Held-out accuracy has a line of its own with the same step; ``read_metrics`` joins such lines.
+A ``{"schema": {...}}`` line explains each metric before its first use. A line ``{"step": n, ...}``
+holds a step's metrics, n being the policy version that it made; an evaluation has a line of its own
+with the step it was made after, and ``read_metrics`` joins the two. Groups that taught nothing,
+and so made no version, have a line ``{"empty_after": n, ...}``. A value that is not finite is left
+out: every line is valid JSON, and an absent name means "nothing to measure".
 """
 
 from __future__ import annotations
@@ -41,20 +42,24 @@ class MetricsLog:
         kept: list[str] = []
         for record in _records(self._path):
             self._explained |= set(record.get("schema", ()))
-            if record.get("step", last_step) <= last_step:
+            kept_step = record.get("step", last_step) <= last_step
+            if kept_step and record.get("empty_after", -1) < last_step:
                 kept.append(json.dumps(record))
         partial = self._path.with_name(self._path.name + ".partial")
         partial.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         os.replace(partial, self._path)
 
-    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Append one line. Raises ValueError for a metric that the catalogue lacks."""
+    def write(self, step: int, metrics: Mapping[str, Any], empty: bool = False) -> None:
+        """Append one line; ``empty``: of groups that gave no update after ``step``.
+
+        Raises ValueError for a metric that the catalogue lacks.
+        """
         values = checked(metrics)
         new = [name for name in values if name not in self._explained]
         if new:
             self._explained |= set(new)
             self._line({"schema": schema(new)})
-        self._line({"step": step, **values})
+        self._line({"empty_after" if empty else "step": step, **values})
 
     def _line(self, record: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(record, allow_nan=False) + "\n")

@@ -74,11 +74,16 @@ class RunObserver:
         self._record(step, values)
 
     def evaluated(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Record what an evaluation after ``step`` steps measured (0: before training)."""
-        self._record(step, metrics)
+        """Record what an evaluation after ``step`` steps measured (0: before training).
+
+        Its time is its own and belongs to no step.
+        """
+        spent = self._clock.take()
+        self._record(step, {**metrics, "time/evaluate_s": spent.get("evaluate", 0.0)})
 
     def _record(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._log.write(step, metrics)
+        is_step, is_update = "time/step_s" in metrics, "train/loss" in metrics
+        self._log.write(step, metrics, empty=is_step and not is_update)
         self._view.show(step, checked(metrics))
 
     def close(self) -> None:

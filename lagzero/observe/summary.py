@@ -96,7 +96,7 @@ def final_summary(
             table.add_row(name, accuracy_text(old), accuracy_text(new), _change(old, new))
         parts.append(table)
     parts.append(Text(f"{num_steps} steps done. The run is in {run_dir}"))
-    commands = default_commands(run_dir) if next_commands is None else next_commands
+    commands = default_commands(run_dir, num_steps) if next_commands is None else next_commands
     parts.append(Text("What to try next:"))
     parts += [Text(f"  {command}\n      {what}") for what, command in commands]
     return Group(*parts)
@@ -108,19 +108,20 @@ def _sizes(sizes: set[int]) -> str:
     )
 
 
-def default_commands(run_dir: str | Path) -> list[tuple[str, str]]:
+def default_commands(run_dir: str | Path, num_steps: int) -> list[tuple[str, str]]:
     """Return what anyone may do with a finished run."""
     return [
         (
-            "measure the trained policy again, on more problems",
-            f"lagzero eval {run_dir} --eval.num_prompts=1000",
+            "measure the trained policy again, with four samples a prompt",
+            f"lagzero eval {run_dir} --eval.samples=4",
         ),
         (
             "go on training from where it stands",
-            f"lagzero train --resume {run_dir} --schedule.steps=200",
+            f"lagzero train --resume {run_dir} --schedule.steps={2 * max(1, num_steps)}",
         ),
         (
             "train a low-rank adapter instead of all weights",
-            "lagzero train recipes/demo.yaml --model.lora.rank=16 --train.optimizer.lr=1e-4",
+            f"lagzero train {run_dir}/config.yaml --run_dir={run_dir}-lora "
+            "--model.lora.rank=16 --train.optimizer.lr=3e-4",
         ),
     ]

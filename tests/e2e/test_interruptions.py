@@ -301,10 +301,10 @@ def test_a_disk_that_fills_in_the_metrics_stops_clearly(
 
     write = MetricsLog.write
 
-    def full(self: MetricsLog, step: int, metrics: Any) -> None:
+    def full(self: MetricsLog, step: int, metrics: Any, empty: bool = False) -> None:
         if step == 3:
             raise OSError(28, "No space left on device")
-        write(self, step, metrics)
+        write(self, step, metrics, empty)
 
     monkeypatch.setattr(MetricsLog, "write", full)
     recipe = place.recipe("full-metrics", run_dir="full-metrics")
@@ -328,3 +328,19 @@ def test_a_failure_that_is_the_programs_keeps_its_traceback(
         place.inside("train", recipe)
     assert read_metrics(place.folder / "bug" / "metrics.jsonl") == []
     assert latest(place.folder / "bug").name == "step-000000"  # and the run can be resumed
+
+
+def test_a_resumed_run_keeps_its_data_and_says_what_else_changed(
+    place: Any, capsys: pytest.CaptureFixture[str]
+):
+    """Another seed or group size would make the second half of the run another run."""
+    recipe = place.recipe("fixed", run_dir="fixed", schedule__steps=2)
+    assert place.inside("train", recipe) == 0
+    capsys.readouterr()
+    changes = ("--seed=9", "--rollout.group_size=8", "--data.train.0.size=5")
+    assert place.inside("train", "--resume", "fixed", *changes) == 2
+    error = capsys.readouterr().err
+    for key in ("seed: 3 cannot become 9", "rollout.group_size: 4", "data.train.0.size: None"):
+        assert key in error
+    assert place.inside("train", "--resume", "fixed", "--schedule.steps=3") == 0
+    assert "changed: schedule.steps from 2 to 3" in capsys.readouterr().out

@@ -162,7 +162,12 @@ def test_overrides_win_over_the_recipe_and_are_written_down(place: Any):
 
 
 def test_a_time_limit_ends_a_run_as_finished(place: Any):
-    recipe = place.recipe("limit", run_dir="limit", schedule__time_limit_s=0.001)
+    recipe = place.recipe(
+        "limit",
+        run_dir="limit",
+        schedule__time_limit_s=0.001,
+        advantage={"zero_spread": "keep"},
+    )
     assert place.inside("train", recipe) == 0
     assert (place.folder / "limit" / "policy").is_dir()
     assert len(read_metrics(place.folder / "limit" / "metrics.jsonl")) == 1

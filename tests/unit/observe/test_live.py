@@ -40,7 +40,7 @@ def test_a_log_gets_one_line_a_step_without_control_codes():
     view.show(98, {"eval/greedy_accuracy": 0.375})
     view.close()
     assert out.getvalue().splitlines() == [
-        "step 98/100  reward 0.500  right 25%  tokens 12  mismatch KL 1.5e-07  "
+        "step 98/100  reward 0.500  reward > 0 25%  tokens 12  mismatch KL 1.5e-07  "
         "4.0 s (generate 75% train 25%)  left 8 s",
         "step 98/100  greedy 37.5%",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -51,7 +52,10 @@ def test_a_step_is_recorded_with_times_probes_and_what_follows(tmp_path: Path):
         await asyncio.gather(play(1), play(1))
         async with as_protocol.stage("train"):
             now[0] += 2
-        as_protocol.step(5, {"length/mean": 10.0, "rollouts/count": 4.0, "version/min": 3})
+        as_protocol.step(
+            5,
+            {"length/mean": 10.0, "rollouts/count": 4.0, "version/min": 3, "train/loss": 0.5},
+        )
 
     asyncio.run(run())
     observer.evaluated(5, {"eval/greedy_accuracy": 0.5})
@@ -60,6 +64,7 @@ def test_a_step_is_recorded_with_times_probes_and_what_follows(tmp_path: Path):
         "length/mean": 10,
         "rollouts/count": 4,
         "version/min": 3,
+        "train/loss": 0.5,
         "engine/num_preemptions": 2,
         "time/generate_s": 2,
         "time/train_s": 2,
@@ -67,9 +72,44 @@ def test_a_step_is_recorded_with_times_probes_and_what_follows(tmp_path: Path):
         "time/generate_tok_per_s": 20,
         "lag/max": 1,
     }
-    assert read_metrics(path) == [{"step": 5, **step, "eval/greedy_accuracy": 0.5}]
-    assert seen.steps == [(5, step), (5, {"eval/greedy_accuracy": 0.5})]
+    evaluation = {"eval/greedy_accuracy": 0.5, "time/evaluate_s": 0}
+    assert read_metrics(path) == [{"step": 5, **step, **evaluation}]
+    assert seen.steps == [(5, step), (5, evaluation)]
     assert seen.stages == [("generate",), (), ("train",), (), ("closed",)]
+
+
+def test_groups_without_an_update_do_not_overwrite_the_step_before(tmp_path: Path):
+    """Also on resuming: what came after the checkpoint's step is written again, so it is cut."""
+    path = tmp_path / "m.jsonl"
+    observer = RunObserver(MetricsLog(path), Seen())
+    observer.step(1, {"reward/mean": 0.5, "train/loss": 0.1})
+    observer.step(1, {"reward/mean": 0.0})
+    observer.step(2, {"reward/mean": 0.75, "train/loss": 0.2})
+    observer.step(2, {"reward/mean": 0.25})
+    observer.close()
+    assert [m["reward/mean"] for m in read_metrics(path)] == [0.5, 0.75]
+    MetricsLog(path, resume_step=2).close()
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    rewards = [(r.get("step"), r.get("reward/mean")) for r in records if "schema" not in r]
+    assert rewards == [(1, 0.5), (None, 0.0), (2, 0.75)]
+
+
+def test_an_evaluation_takes_no_time_from_the_next_step(tmp_path: Path):
+    now = [0.0]
+    seen = Seen()
+    clock = StageClock(lambda: now[0])
+    observer = RunObserver(MetricsLog(tmp_path / "m.jsonl"), seen, clock)
+
+    async def run() -> None:
+        async with observer.stage("evaluate"):
+            now[0] += 30
+        observer.evaluated(0, {"eval/greedy_accuracy": 0.5})
+        now[0] += 4
+        observer.step(1, {"train/loss": 0.5})
+
+    asyncio.run(run())
+    assert seen.steps[0][1]["time/evaluate_s"] == 30
+    assert seen.steps[1][1]["time/step_s"] == 4
 
 
 def test_a_metric_or_stage_that_the_catalogue_lacks_is_refused(tmp_path: Path):
