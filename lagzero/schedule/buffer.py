@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
@@ -22,7 +23,10 @@ class WindowedBuffer(Generic[T]):
             raise ValueError(f"window={window}; it is at least 1, or None for no bound")
         self.window = window
         self.first = first
-        self._items: dict[int, T] = {}  # in finishing order
+        self._items: dict[int, T] = {}
+        self._num_put = 0  # finishing order
+        self._near: list[tuple[int, int]] = []  # heap of (finishing order, index) that may leave
+        self._far: dict[int, int] = {}  # index beyond the window -> finishing order
         self._gone = set(ahead)  # left already, above first
 
     def __len__(self) -> int:
@@ -38,15 +42,24 @@ class WindowedBuffer(Generic[T]):
         if index in self._items or index in self._gone or index < self.first:
             raise ValueError(f"item {index} was handed in twice")
         self._items[index] = item
+        if self.window is None or index < self.first + self.window:
+            heapq.heappush(self._near, (self._num_put, index))
+        else:
+            self._far[index] = self._num_put
+        self._num_put += 1
 
     def pop(self) -> tuple[int, T] | None:
         """Return the next (index, item) that may leave, or None while there is none."""
-        for index in self._items:
-            if self.window is None or index < self.first + self.window:
-                item = self._items.pop(index)
-                self._gone.add(index)
-                while self.first in self._gone:
-                    self._gone.remove(self.first)
-                    self.first += 1
-                return index, item
-        return None
+        if not self._near:
+            return None
+        _, index = heapq.heappop(self._near)
+        self._gone.add(index)
+        while self.first in self._gone:
+            self._gone.remove(self.first)
+            if (
+                self.window is not None
+                and (order := self._far.pop(self.first + self.window, None)) is not None
+            ):
+                heapq.heappush(self._near, (order, self.first + self.window))
+            self.first += 1
+        return index, self._items.pop(index)

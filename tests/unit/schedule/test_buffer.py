@@ -107,3 +107,44 @@ def test_every_item_leaves_once_and_within_the_window(
     assert sorted(left) == list(range(12))
     if window == 1:
         assert left == sorted(left)
+
+
+class ScanningBuffer:
+    """The slow twin: looks through all that is held, in finishing order."""
+
+    def __init__(self, window: int | None, first: int, ahead: list[int]):
+        self.window, self.first, self.gone = window, first, set(ahead)
+        self.items: list[int] = []
+
+    def pop(self) -> int | None:
+        for index in self.items:
+            if self.window is None or index < self.first + self.window:
+                self.items.remove(index)
+                self.gone.add(index)
+                while self.first in self.gone:
+                    self.first += 1
+                return index
+        return None
+
+
+@given(
+    st.permutations(range(4, 20)),
+    st.sets(st.integers(5, 12), max_size=4),
+    st.one_of(st.none(), st.integers(1, 9)),
+    st.lists(st.booleans(), min_size=40, max_size=40),
+)
+def test_the_buffer_equals_its_scanning_twin(
+    order: list[int], ahead: set[int], window: int | None, takes: list[bool]
+):
+    buffer: WindowedBuffer[str] = WindowedBuffer(window, 4, ahead)
+    twin = ScanningBuffer(window, 4, sorted(ahead))
+    waiting = [index for index in order if index not in ahead]
+    for take in takes:
+        if take or not waiting:
+            popped = buffer.pop()
+            assert (popped and popped[0]) == twin.pop()
+            assert buffer.first == twin.first
+        else:
+            index = waiting.pop()
+            buffer.put(index, "")
+            twin.items.append(index)
