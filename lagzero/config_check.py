@@ -3,7 +3,8 @@
 A value by itself is checked by its type in ``config``.
 
 A problem starts with the path to change. A note is worth a line on the screen and stops nothing.
-Files are looked up relative to the working directory; no model and no torch is loaded.
+Files are looked up relative to the working directory; no model and no torch is loaded. What a
+source or a reward needs is checked by their rooms (``data.source``, ``score.load``).
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lagzero.config import Config, SourceConfig
+from lagzero.config import Config, KLConfig, LoraConfig, SourceConfig
+from lagzero.config_files import chat_template_text
+from lagzero.errors import ConfigError
 
-GENERATED = ("arithmetic", "reasoning_gym")
-FILES = ("jsonl", "parquet")
 
+def check(config: Config, *, training: bool = True) -> list[str]:
+    """Return every combination that cannot work, one line each; empty when all is well.
 
-def check(config: Config) -> list[str]:
-    """Return every combination that cannot work, one line each; empty when the run can start."""
+    ``training`` False leaves out what only concerns training, for a run that measures alone.
+    """
+    always = [*_model(config), *_data(config), *_rollout(config), *_engine(config)]
+    if not training:
+        return [*always, *_measuring(config)]
     return [
-        *_model(config),
-        *_data(config),
+        *always,
+        *_evaluation(config),
         *_sampling(config),
-        *_engine(config),
         *_score(config),
         *_schedule(config),
         *_advantage(config),
@@ -33,22 +38,26 @@ def check(config: Config) -> list[str]:
     ]
 
 
-def notes(config: Config) -> list[str]:
+def notes(config: Config, *, training: bool = True) -> list[str]:
     """Return what is allowed but may surprise, one line each."""
-    return list(_notes(config))
+    return [*_lora_notes(config), *_eval_notes(config), *(_notes(config) if training else ())]
 
 
 def _model(config: Config) -> Iterator[str]:
     model = config.model
-    if _looks_like_path(model.path) and not Path(model.path).expanduser().is_dir():
+    if _looks_like_path(model.path) and not Path(model.path).is_dir():
         yield f"model.path: there is no folder {model.path}; give a model folder or a hub id"
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", model.device):
         yield f"model.device: found '{model.device}'; valid: auto, cpu, cuda or cuda:<number>"
-    template = model.chat_template
-    if template is not None and "{" not in template and not Path(template).is_file():
+    if model.chat_template is not None:
+        try:
+            chat_template_text(model.chat_template)
+        except ConfigError as error:
+            yield from error.problems
+    if model.system_prompt is not None and not config.data.chat:
         yield (
-            f"model.chat_template: '{template}' is neither Jinja text nor a file; "
-            "give one, or null for the tokenizer's own"
+            "model.system_prompt: text that is not rendered as chat has no place for one; set it "
+            "to null, or data.chat: true"
         )
     lora = model.lora
     if lora is None:
@@ -63,13 +72,10 @@ def _model(config: Config) -> Iterator[str]:
 
 
 def _looks_like_path(text: str) -> bool:
-    return text.startswith(("/", "./", "../", "~"))
+    return text.startswith(("/", "./", "../", "~"))  # ~ of a user who does not exist
 
 
 def _data(config: Config) -> Iterator[str]:
-    for kind, sources in (("train", config.data.train), ("eval", config.data.eval)):
-        for index, source in enumerate(sources):
-            yield from _source(f"data.{kind}.{index}", source)
     for e, held_out in enumerate(config.data.eval):
         for t, trained in enumerate(config.data.train):
             if _same_rows(held_out, trained):
@@ -77,43 +83,32 @@ def _data(config: Config) -> Iterator[str]:
                     f"data.eval.{e}: reads the same rows as data.train.{t}, so nothing is held "
                     "out; give it another split, file or options"
                 )
-    wanted = [name for name in ("before", "after") if getattr(config.eval, name)]
-    wanted += ["every"] if config.eval.every else []
-    if wanted and not config.data.eval:
-        off = ", ".join(f"eval.{n}: {'0' if n == 'every' else 'false'}" for n in wanted)
-        yield f"data.eval: empty, but eval asks for it; add held-out prompts, or set {off}"
     for name in ("prompt_column", "answer_column", "id_column"):
         if getattr(config.data, name) == "":
             yield f"data.{name}: an empty name; give the column's name"
 
 
-def _source(at: str, source: SourceConfig) -> Iterator[str]:
-    kind = source.kind
-    if kind in GENERATED:
-        if source.path is not None:
-            yield f"{at}.path: not used by kind {kind}; remove it"
-    elif source.path is None:
-        what = "the dataset's id" if kind == "hub" else f"the {kind} file"
-        yield f"{at}.path: missing; kind {kind} needs {what}"
-    elif kind in FILES and not Path(source.path).is_file():
-        yield f"{at}.path: there is no file {source.path} (looked in {Path.cwd()})"
-    if kind == "reasoning_gym" and source.name is None:
-        yield f"{at}.name: missing; kind reasoning_gym needs the dataset's name"
-    if kind in (*FILES, "arithmetic") and source.name is not None:
-        yield f"{at}.name: not used by kind {kind}; remove it"
-    if kind == "arithmetic" and source.split not in ("train", "eval"):
-        yield f"{at}.split: found '{source.split}'; kind arithmetic has train and eval"
-    if kind in FILES:
-        if source.split != "train":
-            yield f"{at}.split: one file has no splits; remove it and give each split its own file"
-        if source.options:
-            yield f"{at}.options: not used by kind {kind}; remove them"
-    if kind not in GENERATED and source.seed != 0:
-        yield f"{at}.seed: kind {kind} generates no rows; remove it (seed orders the rows)"
+def _measuring(config: Config) -> Iterator[str]:
+    if not config.data.eval:
+        yield "data.eval: empty; add the held-out prompts to measure with"
+
+
+def _evaluation(config: Config) -> Iterator[str]:
+    wanted = [name for name in ("before", "after") if getattr(config.eval, name)]
+    wanted += ["every"] if config.eval.every else []
+    if wanted and not config.data.eval:
+        off = ", ".join(f"eval.{n}: {'0' if n == 'every' else 'false'}" for n in wanted)
+        yield f"data.eval: empty, but eval asks for it; add held-out prompts, or set {off}"
 
 
 def _same_rows(one: SourceConfig, other: SourceConfig) -> bool:
     return one.model_copy(update={"size": None}) == other.model_copy(update={"size": None})
+
+
+def _rollout(config: Config) -> Iterator[str]:
+    for index, stop in enumerate(config.rollout.stop):
+        if not stop:
+            yield f"rollout.stop.{index}: an empty stop string ends every response; remove it"
 
 
 def _sampling(config: Config) -> Iterator[str]:
@@ -131,9 +126,6 @@ def _sampling(config: Config) -> Iterator[str]:
                 "the full vocabulary, so an unchanged policy would have ratios below 1; "
                 f"set {name}: {off:g} (temperature may be lowered instead)"
             )
-    for index, stop in enumerate(rollout.stop):
-        if not stop:
-            yield f"rollout.stop.{index}: an empty stop string ends every response; remove it"
 
 
 def _engine(config: Config) -> Iterator[str]:
@@ -155,16 +147,6 @@ def _longest_sequence(config: Config) -> int:
 
 
 def _score(config: Config) -> Iterator[str]:
-    for index, reward in enumerate(config.score.rewards):
-        at = f"score.rewards.{index}.use"
-        target, colon, function = reward.use.rpartition(":")
-        if not reward.use.strip() or (colon and not (target and function.isidentifier())):
-            yield (
-                f"{at}: found '{reward.use}'; valid: a built-in name, file.py:function or "
-                "package.module:function"
-            )
-        elif target.endswith(".py") and not Path(target).is_file():
-            yield f"{at}: there is no file {target} (looked in {Path.cwd()})"
     if all(reward.weight == 0 for reward in config.score.rewards):
         yield "score.rewards: every weight is 0, so there is nothing to learn; give one a weight"
 
@@ -224,10 +206,28 @@ def _notes(config: Config) -> Iterator[str]:
             f"train.optimizer.warmup_steps: {optimizer.warmup_steps} never ends within "
             f"schedule.steps {steps}; the learning rate stays below lr"
         )
+    kl, untouched = config.loss.kl, KLConfig()
+    for name in ("where", "estimator"):
+        if kl.coefficient == 0 and getattr(kl, name) != getattr(untouched, name):
+            yield f"loss.kl.{name}: not used while loss.kl.coefficient is 0"
+
+
+def _lora_notes(config: Config) -> Iterator[str]:
+    lora, untouched = config.model.lora, LoraConfig()
+    if lora is None:
+        return
+    if lora.start is None:
+        if lora.reference != untouched.reference:
+            yield "model.lora.reference: a new adapter starts as the base model: both are the same"
+        return
+    for name in ("rank", "alpha", "targets"):
+        if getattr(lora, name) != getattr(untouched, name):
+            yield f"model.lora.{name}: not used; the adapter in model.lora.start has its own"
+
+
+def _eval_notes(config: Config) -> Iterator[str]:
     sizes = [source.size for source in config.data.eval]
     if config.data.eval and all(size is not None for size in sizes):
         total = sum(size or 0 for size in sizes)
         if total < config.eval.num_prompts:
             yield f"eval.num_prompts: {config.eval.num_prompts}, but data.eval has {total} at most"
-    if not config.data.chat and config.model.system_prompt is not None:
-        yield "model.system_prompt: text prompts are not rendered as chat, so it is not used"

@@ -2,8 +2,8 @@
 
     python -m lagzero.config_docs docs
 
-The explanation of a key is the comment on its line in ``config.py``, and that of a block its
-docstring, so that there is one place to write them.
+The explanation of a key is the comment on its line or above it in ``config.py``, and that of a
+block its docstring, so that there is one place to write them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lagzero.config_schema import Path as KeyPath
 from lagzero.config_schema import block_of, child, describe, dotted, field_type, keys
 from lagzero.observe import catalog
 
-_FIELD = re.compile(r"^    (\w+): .*?(?:  # (.*))?$", re.MULTILINE)
+_FIELD = re.compile(r"((?:^    # .*\n)*)^    (\w+): .*?(?:  # (.*))?$", re.MULTILINE)
 
 
 def comments(block: type[Block]) -> dict[str, str]:
-    """Map each key of a block to the comment on its line; empty text where there is none."""
+    """Map each key of a block to the comments above and on its line; empty text without any."""
     return {
-        name: text.replace("None", "null")
-        for name, text in _FIELD.findall(inspect.getsource(block))
+        name: " ".join([*above.replace("# ", "").split(), *beside.split()]).replace("None", "null")
+        for above, name, beside in _FIELD.findall(inspect.getsource(block))
     }
 
 
@@ -43,10 +43,16 @@ def markdown() -> str:
         meaning = comments(block)
         for name, field in block.model_fields.items():
             kind, key = _valid(field), _shown((*path, name))
-            cells = (f"`{key}`", _cell(kind), _default(field), _cell(meaning[name]))
+            said = meaning[name] or _first_sentence(block_of(field_type(field)))
+            cells = (f"`{key}`", _cell(kind), _default(field), _cell(said))
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _first_sentence(block: type[Block] | None) -> str:
+    text = " ".join((inspect.getdoc(block) or "").split()) if block is not None else ""
+    return re.split(r"(?<=\.) ", text)[0]
 
 
 def _blocks() -> list[tuple[KeyPath, type[Block]]]:

@@ -5,10 +5,11 @@ Imports neither torch nor a model library: a wrong configuration is refused with
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any, TypeGuard, cast
 
@@ -17,13 +18,31 @@ from pydantic_core import ErrorDetails
 
 from lagzero import config_check, config_yaml
 from lagzero.config import Block, Config
-from lagzero.config_schema import Path, child, describe, dotted, locate, suggest
+from lagzero.config_schema import Path, blocks, child, describe, dotted, locate, suggest
 from lagzero.errors import ConfigError
+from lagzero.nearest import nearest
 
 Tree = dict[str, Any]
 
 
-def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Config:
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a configuration is checked against, besides its types.
+
+    training: whether what only training needs counts. parts: for a type of block, a function
+    (path, block) -> problems, which starts each with the path; it sees every sound block of its
+    type, so that rooms above this one can report their own problems with all others.
+    """
+
+    training: bool = True
+    parts: Mapping[type[Block], Callable[[str, Any], Iterable[str]]] = field(
+        default_factory=dict[type[Block], Callable[[str, Any], Iterable[str]]]
+    )
+
+
+def load_config(
+    path: str | FilePath, overrides: Sequence[str] = (), rules: Rules | None = None
+) -> Config:
     """Read a configuration file, apply overrides in order, and check the whole.
 
     path: a YAML file. overrides: ``--a.b=c`` each; the value is YAML, list items go by index
@@ -47,7 +66,7 @@ def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Config:
         problem = _override(tree, override, sources)
         if problem is not None:
             problems.append(problem)
-    config, more = _build(tree)
+    config, more = _build(tree, rules or Rules())
     problems += [_with_source(problem, sources) for problem in more]
     if problems or config is None:
         raise ConfigError(list(dict.fromkeys(problems)))
@@ -56,7 +75,7 @@ def load_config(path: str | FilePath, overrides: Sequence[str] = ()) -> Config:
 
 def parse_config(tree: Mapping[str, Any]) -> Config:
     """Check a configuration given as plain nested values. Raises ConfigError like load_config."""
-    config, problems = _build(dict(tree))
+    config, problems = _build(dict(tree), Rules())
     if problems or config is None:
         raise ConfigError(problems)
     return config
@@ -67,40 +86,20 @@ def to_yaml(config: Config) -> str:
     return config_yaml.dump(config.model_dump(mode="json"))
 
 
-def flatten(config: Config) -> dict[str, Any]:
+def _flatten(config: Config) -> dict[str, Any]:
     """Map each dotted path (``train.optimizer.lr``, ``data.train.0.size``) to its plain value."""
     return dict(_leaves(config, ()))
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """Map each path whose value differs to (old, new); a path that one lacks counts as None."""
-    before, after = flatten(old), flatten(new)
+    before, after = _flatten(old), _flatten(new)
     names = list(dict.fromkeys([*before, *after]))
     return {
         name: (before.get(name), after.get(name))
         for name in names
         if before.get(name) != after.get(name)
     }
-
-
-def non_default(config: Config) -> dict[str, Any]:
-    """Map each path whose value is not its default to that value, in the order of the schema."""
-    return dict(_given(config, ()))
-
-
-def _given(block: Block, at: Path) -> Iterator[tuple[str, Any]]:
-    for name, field in type(block).model_fields.items():
-        value = getattr(block, name)
-        default = ... if field.is_required() else field.get_default(call_default_factory=True)
-        if value == default:
-            continue
-        if isinstance(value, Block) and (default is ... or isinstance(default, Block)):
-            yield from _given(value, (*at, name))
-        elif _holds_blocks(value):
-            for index, item in enumerate(value):
-                yield from _given(item, (*at, name, index))
-        else:
-            yield from _leaves(value, (*at, name))
 
 
 def _holds_blocks(value: Any) -> TypeGuard[list[Block]]:
@@ -179,32 +178,53 @@ def _below(place: Any, key: str | int, following: str, path: tuple[str, ...]) ->
 
 def _with_source(problem: str, sources: Mapping[str, str]) -> str:
     """Say which override set the value that a problem is about, if one did."""
-    for name, text in sources.items():
-        if problem.startswith(f"{name}:"):
-            return f"{problem} (set by {text})"
-    return problem
+    path, _, reason = problem.partition(": ")
+    unknown = reason.startswith("unknown key")  # what lies below an unknown key led to it
+
+    def is_about(name: str) -> bool:
+        below = unknown and name.startswith(f"{path}.")
+        return name == path or path.startswith(f"{name}.") or below
+
+    found = [text for name, text in sources.items() if is_about(name)]
+    return f"{problem} (set by {', '.join(found)})" if found else problem
 
 
-def _build(tree: Tree) -> tuple[Config | None, list[str]]:
-    """Validate plain values; also check the combinations of whatever part is sound."""
+def _build(tree: Tree, rules: Rules) -> tuple[Config | None, list[str]]:
+    """Validate plain values; also check whatever part is sound."""
     odd = list(_not_plain(tree, ()))
     if odd:  # the rest is checked without them
-        _, problems = _build(_without_odd(tree))
+        _, problems = _build(_without_odd(tree), rules)
         return None, odd + problems
     config, errors = _validate(tree)
     if config is not None:
-        return config, config_check.check(config)
+        return config, [*config_check.check(config, training=rules.training), *_parts(tree, rules)]
     problems = _explain(errors)
     wrong = [locate(Config, error["loc"])[0] for error in errors]
     pruned = json.loads(json.dumps(tree))
     for path in wrong:
         _remove(pruned, path)
     config, _ = _validate(pruned)
-    if config is not None:
-        names = [dotted(path) for path in wrong]
-        more = config_check.check(config)
-        problems += [p for p in more if not any(name in p for name in names)]
-    return None, problems
+    more = [] if config is None else config_check.check(config, training=rules.training)
+    told = [dotted(path) for path in wrong]
+    more = [*more, *_parts(pruned, rules)]
+    return None, problems + [p for p in more if not any(_mentions(p, name) for name in told)]
+
+
+def _mentions(problem: str, path: str) -> bool:
+    """Say whether a problem speaks of a path; a single name may be an ordinary word, too."""
+    end = r"\b" if "." in path else "[.:]"
+    return re.search(rf"(?<![\w.]){re.escape(path)}{end}", problem) is not None
+
+
+def _parts(tree: Tree, rules: Rules) -> Iterator[str]:
+    """Check each block that has a rule of its own and is sound, whatever is wrong around it."""
+    for path, block, values in blocks(Config, tree):
+        if block in rules.parts:
+            try:
+                part = block.model_validate_json(json.dumps(values))
+            except pydantic.ValidationError:  # told where the whole was validated
+                continue
+            yield from rules.parts[block](dotted(path), part)
 
 
 def _validate(tree: Tree) -> tuple[Config | None, list[ErrorDetails]]:
@@ -269,8 +289,8 @@ def _near_choice(error: ErrorDetails) -> str:
     if error["type"] != "literal_error" or not isinstance(error["input"], str):
         return ""
     choices = str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
-    near = difflib.get_close_matches(error["input"], [c.strip("'") for c in choices], n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = nearest(error["input"], [c.strip("'") for c in choices])
+    return f"; did you mean {near}?" if near else ""
 
 
 def _found(value: Any) -> str:

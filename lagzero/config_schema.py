@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import types
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from lagzero.config import Block
+from lagzero.nearest import nearest
 
 Path = tuple[str | int, ...]
 
@@ -151,17 +151,33 @@ def keys(root: type[Block], above: Path = ()) -> Iterator[tuple[Path, FieldInfo]
             yield from keys(block, at)
 
 
+def blocks(kind: Any, value: Any, at: Path = ()) -> Iterator[tuple[Path, type[Block], Any]]:
+    """Yield every block of keys in plain values of a type: its path, its type and its values."""
+    block = block_of(kind)
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        pairs = cast("dict[Any, Any]", value).items()
+        if block is not None:
+            yield at, block, value
+    elif isinstance(value, list):
+        pairs = enumerate(cast("list[Any]", value))
+    for part, item in pairs:
+        below = child(kind, part)
+        if below is not None:
+            yield from blocks(below, item, (*at, part))
+
+
 def suggest(root: type[Block], path: Path) -> str:
     """Say what an unknown key probably meant: a near name here, or the same name elsewhere."""
     _, kind = locate(root, path[:-1])
     block = block_of(kind) or root
     name = str(path[-1])
-    near = difflib.get_close_matches(name, block.model_fields, n=1, cutoff=0.7)
+    near = nearest(name, block.model_fields, cutoff=0.7)
     if near:
-        return f"did you mean {near[0]}?"
+        return f"did you mean {near}?"
     elsewhere = [known for known, _ in keys(root) if known[-1] == name]
     if elsewhere:
         return f"did you mean {' or '.join(dotted(known) for known in elsewhere)}?"
-    near = difflib.get_close_matches(name, block.model_fields, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = nearest(name, block.model_fields, cutoff=0.5)
+    hint = f"did you mean {near}? " if near else ""
     return f"{hint}valid keys here: {', '.join(block.model_fields)}"

@@ -16,9 +16,9 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from lagzero.config import SourceConfig
-from lagzero.data.nearest import unknown_name
 from lagzero.data.rows import Record, Records
 from lagzero.errors import ConfigError
+from lagzero.nearest import unknown_name
 
 EVAL_ONE_IN = 5
 DEFAULT_SIZE = 1000
@@ -71,10 +71,12 @@ def arithmetic_records(source: SourceConfig) -> Records:
     sums. Kinds: add, sub (never negative), mul, max, min, compare, count (how often one number
     appears in a list). The mix follows the weights as closely as whole rows allow at every length,
     so a shorter source is a prefix of a longer one. Rows hold prompt, answer and task.
-    Raises ConfigError for options that are unknown or out of range, for a split other than train
-    and eval, and when fewer than ``size`` different problems exist.
+    Raises ConfigError, its paths relative to the source, for options that are unknown or out of
+    range and when fewer than ``size`` different problems exist.
     """
-    tasks = _parse_options(source)
+    tasks, problems = parse_options(source.options)
+    if problems:
+        raise ConfigError(problems)
     rng = random.Random(f"arithmetic {source.seed}")  # a text seed keeps -1 apart from 1
     seen: set[str] = set()
     made = [0] * len(tasks)
@@ -148,55 +150,50 @@ def _joined(numbers: Sequence[int], sign: str) -> str:
 
 def _used_up(task: Task, made: int, size: int, split: str) -> str:
     return (
-        f"arithmetic source: found only {made} different '{task.label}' problems in the {split} "
+        f"size: found only {made} different '{task.label}' problems in the {split} "
         f"split, fewer than its share of size={size}; lower size or its weight, or raise digits"
     )
 
 
-def _parse_options(source: SourceConfig) -> list[Task]:
-    problems: list[str] = []
-    if source.split not in ("train", "eval"):
-        problems.append(f"split must be train or eval, not '{source.split}'")
-    if source.path is not None or source.name is not None:
-        problems.append("takes neither path nor name")
-    problems += [f"options: {unknown_name(n, ['tasks'])}" for n in source.options if n != "tasks"]
-    given = source.options.get("tasks", [{"kind": "add"}])
+def parse_options(options: Mapping[str, Any]) -> tuple[list[Task], list[str]]:
+    """Return the tasks that ``options`` describe and every problem, by paths like ``options.x``."""
+    problems = [f"options.{n}: {unknown_name(n, ['tasks'])}" for n in options if n != "tasks"]
+    given = options.get("tasks", [{"kind": "add"}])
+    if not isinstance(given, list) or not given:
+        return [], [*problems, "options.tasks: must be a list of at least one task"]
     tasks: list[Task] = []
-    if isinstance(given, list) and given:
-        for at, item in enumerate(cast(list[Any], given)):
-            task, reasons = _parse_task(item)
-            problems += [f"options.tasks[{at}]: {reason}" for reason in reasons]
-            tasks += [task] if task is not None else []
-    else:
-        problems.append("options.tasks must be a list of at least one task")
-    if problems:
-        raise ConfigError([f"arithmetic source: {problem}" for problem in problems])
-    return tasks
+    for at, item in enumerate(cast(list[Any], given)):
+        task, reasons = _parse_task(item)
+        problems += [f"options.tasks.{at}{reason}" for reason in reasons]
+        tasks += [task] if task is not None else []
+    return tasks, problems
 
 
 def _parse_task(item: Any) -> tuple[Task | None, list[str]]:
+    """Return a task, or None and its problems: ``.key: reason``, or ``: reason`` of the whole."""
     if not isinstance(item, Mapping):
-        return None, [f"must be a mapping such as {{kind: add, digits: 2}}, not {item!r}"]
+        return None, [f": must be a mapping such as {{kind: add, digits: 2}}, not {item!r}"]
     options = {str(k): v for k, v in cast(Mapping[Any, Any], item).items()}
     known = [field.name for field in fields(Task)]
-    reasons = [unknown_name(name, known) for name in options if name not in known]
+    reasons = [f".{name}: {unknown_name(name, known)}" for name in options if name not in known]
     kind = options.get("kind")
-    if kind not in WORDING:
-        missing = f"kind is missing; valid: {', '.join(sorted(WORDING))}"
-        return None, [*reasons, missing if kind is None else unknown_name(str(kind), WORDING)]
+    if not isinstance(kind, str) or kind not in WORDING:
+        missing = f"missing; valid: {', '.join(sorted(WORDING))}"
+        said = missing if kind is None else unknown_name(str(kind), WORDING)
+        return None, [*reasons, f".kind: {said}"]
     weight, digits = options.get("weight", 1.0), options.get("digits", 2)
     count = options.get("count", DEFAULT_COUNT[kind])
     wording = options.get("wording", WORDING[kind])
     if not _is_number(weight) or not 0 < weight < math.inf:
-        reasons.append(f"weight must be a number above 0, not {weight!r}")
+        reasons.append(f".weight: must be a number above 0, not {weight!r}")
     if not _is_int(digits) or not 1 <= digits <= 18:
-        reasons.append(f"digits must be a whole number from 1 to 18, not {digits!r}")
+        reasons.append(f".digits: must be a whole number from 1 to 18, not {digits!r}")
     most = 10 if kind in DISTINCT and digits == 1 else 64
     if not _is_int(count) or not 2 <= count <= most:
-        reasons.append(f"count must be a whole number from 2 to {most}, not {count!r}")
+        reasons.append(f".count: must be a whole number from 2 to {most}, not {count!r}")
     elif kind in FIXED_COUNT and count != 2:
-        reasons.append(f"count is always 2 for kind {kind}, not {count}")
-    reasons += _wording_reasons(kind, wording)
+        reasons.append(f".count: is always 2 for kind {kind}, not {count}")
+    reasons += [f".wording: {reason}" for reason in _wording_reasons(kind, wording)]
     if reasons:
         return None, reasons
     return Task(kind, float(weight), digits, count, wording), []
@@ -206,16 +203,16 @@ def _wording_reasons(kind: str, wording: Any) -> list[str]:
     wanted = ["problem", "target"] if kind == "count" else ["problem"]
     example = " and ".join(f"{{{name}}}" for name in wanted)
     if not isinstance(wording, str):
-        return [f"wording must be text with {example}, not {wording!r}"]
+        return [f"must be text with {example}, not {wording!r}"]
     try:
         parts = list(string.Formatter().parse(wording))
     except ValueError as error:
-        return [f"wording is not a valid format ({error}); use {example}"]
+        return [f"is not a valid format ({error}); use {example}"]
     found = [name for _, name, _, _ in parts if name is not None]
     plain = all(not spec and not conversion for _, _, spec, conversion in parts)
     if sorted(set(found)) == wanted and plain:
         return []
-    return [f"wording must use {example} and no other field, not {wording!r}"]
+    return [f"must use {example} and no other field, not {wording!r}"]
 
 
 def _is_int(value: Any) -> bool:

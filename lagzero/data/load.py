@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lagzero.config import DataConfig, SourceConfig
+from lagzero.config_files import chat_template_text
 from lagzero.data.prompts import Prompts
 from lagzero.data.rows import Row, check_records
-from lagzero.data.source import read_records, source_columns, source_labels
-from lagzero.data.template import Rendering, Tokenizer, read_chat_template, render
+from lagzero.data.source import check_source, read_records, source_columns, source_labels
+from lagzero.data.template import Rendering, Tokenizer, render
 from lagzero.errors import ConfigError, DataError
 from lagzero.types import Array
 
@@ -68,8 +69,9 @@ def load_prompts(
     sources = config.train if which == "train" else config.eval
     if not sources:
         raise ConfigError([f"data.{which}: there is no source"])
-    rows, left_out = _checked_rows(sources, config)
-    how = Rendering(config.chat, system_prompt, read_chat_template(chat_template))
+    rows, left_out = _checked_rows(f"data.{which}", sources, config)
+    template = None if chat_template is None else chat_template_text(chat_template)
+    how = Rendering(config.chat, system_prompt, template)
     kept, token_ids, dropped = _measured(rows, tokenizer, how, config, context_limit)
     if not kept:
         reasons = [f"{row.id}: {row.reason}" for row in dropped] or ["the sources hold no rows"]
@@ -103,17 +105,22 @@ def drop_overlap(train: Prompts, evals: Prompts) -> tuple[Prompts, tuple[Dropped
 
 
 def _checked_rows(
-    sources: Sequence[SourceConfig], config: DataConfig
+    at: str, sources: Sequence[SourceConfig], config: DataConfig
 ) -> tuple[list[Row], dict[str, int]]:
     rows: list[Row] = []
     left_out: dict[str, int] = {}
     problems: dict[str, list[str]] = {}
     misconfigured: list[str] = []
-    for source, label in zip(sources, source_labels(sources), strict=True):
+    # Gathered, so that all sources are reported at once.
+    for number, (source, label) in enumerate(zip(sources, source_labels(sources), strict=True)):
+        wrong = check_source(f"{at}.{number}", source)
+        if wrong:
+            misconfigured += wrong
+            continue
         try:
             records = read_records(source)
-        except ConfigError as error:  # gathered, so that all sources are reported at once
-            misconfigured += error.problems
+        except ConfigError as error:
+            misconfigured += [f"{at}.{number}.{problem}" for problem in error.problems]
             continue
         columns = source_columns(source, config)
         good, bad = check_records(records, columns, label, config.chat)

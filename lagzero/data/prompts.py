@@ -57,11 +57,6 @@ class Prompts:
         """Ids in the order of the sources, before any shuffle."""
         return tuple(row.id for row in self._rows)
 
-    @property
-    def num_visits(self) -> int | None:
-        """Visits until the end; None when there is none."""
-        return None if self._epochs is None else self._epochs * len(self)
-
     def at(self, index: int) -> Prompt | None:
         """Return the prompt of visit ``index`` (from 0), or None past the last visit.
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from lagzero.config import SourceConfig
-from lagzero.data.nearest import unknown_name
 from lagzero.data.rows import Record, Records
 from lagzero.errors import ConfigError, LagzeroError
+from lagzero.nearest import unknown_name
 
 DEFAULT_SIZE = 1000
 MAX_EXPRESSION = 200  # characters; bounds the work of the parser and the depth of parentheses
@@ -46,15 +46,15 @@ def reasoning_gym_records(source: SourceConfig) -> Records:
     The package seeds problem i with ``seed + i``, so neighbouring seeds would repeat all problems
     but one; here (name, split, seed) is hashed to a start, which keeps seeds and splits apart.
     Problems that may still coincide are found by ``drop_overlap``.
-    Raises ConfigError for an unknown dataset or option, or settings that the dataset refuses.
+    Raises ConfigError, its paths relative to the source, for an unknown dataset or option, or
+    settings that the dataset refuses.
     """
-    if source.name is None or source.path is not None:
-        raise ConfigError(["reasoning_gym source: give the dataset as name, and no path"])
+    assert source.name is not None  # a rule of data.source
     size = source.size or DEFAULT_SIZE
     start = hashlib.sha256(f"{source.name} {source.split} {source.seed}".encode()).digest()
     # 31 bits: some datasets hand the seed to numpy's legacy generator, which takes no more than 32.
     seed = int.from_bytes(start[:4], "big") >> 1
-    dataset = _create(source.name, source.options, seed=seed, size=size)
+    dataset = create_dataset(source.name, source.options, seed=seed, size=size)
     records: list[Record] = []
     left_out = 0
     for at in range(size):
@@ -83,15 +83,16 @@ def reasoning_gym_score(name: str, read: Callable[[str], str] = extract_answer) 
     ``read`` finds the answer in a reply; the dataset's own rule gives its score, in 0..1. For
     datasets of ``ARITHMETIC`` an answer with anything but digits, ``+ - * / ( )`` and spaces, with
     ``**`` or ``//``, or longer than ``MAX_EXPRESSION`` scores 0 and is never evaluated.
-    Raises ConfigError for an unknown dataset, LagzeroError for one that evaluates what a model
-    wrote.
+    Raises ConfigError for an unknown dataset and for one that evaluates what a model wrote.
     """
-    dataset = _create(name, {}, seed=0, size=1)
+    dataset = create_dataset(name, {})
     guarded = name in ARITHMETIC
     if not guarded and name not in EVALUATES_OWN_TEXT and _evaluates(dataset):
-        raise LagzeroError(
-            f"reasoning_gym dataset '{name}' may evaluate the model's text as code when it scores; "
-            "use another reward, such as a comparison with the answer column"
+        raise ConfigError(
+            [
+                f"name: '{name}' may evaluate the model's text as code when it scores; use another "
+                "reward, such as a comparison with the answer column"
+            ]
         )
 
     def score(
@@ -134,7 +135,12 @@ def _evaluates(dataset: Any) -> bool:
     return _EVALUATION.search(inspect.getsource(sys.modules[rule.__module__])) is not None
 
 
-def _create(name: str, options: Mapping[str, Any], *, seed: int, size: int) -> Any:
+def create_dataset(name: str, options: Mapping[str, Any], *, seed: int = 0, size: int = 1) -> Any:
+    """Make a dataset of the package.
+
+    Raises ConfigError for an unknown name or option and for values that the dataset refuses, with
+    the paths ``name`` and ``options.x``; LagzeroError without the package.
+    """
     try:
         from reasoning_gym import factory  # pyright: ignore[reportMissingTypeStubs]
     except ImportError as error:
@@ -143,12 +149,12 @@ def _create(name: str, options: Mapping[str, Any], *, seed: int, size: int) -> A
         ) from error
     known = cast(dict[str, tuple[Any, Any]], cast(Any, factory).DATASETS)
     if name not in known:
-        raise ConfigError([f"reasoning_gym source: dataset {unknown_name(name, known)}"])
+        raise ConfigError([f"name: {unknown_name(name, known)}"])
     valid = {field.name for field in dataclasses.fields(known[name][1])} - {"seed", "size"}
-    unknown = [unknown_name(option, valid) for option in options if option not in valid]
+    unknown = [f"options.{o}: {unknown_name(o, valid)}" for o in options if o not in valid]
     if unknown:
-        raise ConfigError([f"reasoning_gym source: {name}: option {line}" for line in unknown])
+        raise ConfigError(unknown)
     try:
         return cast(Any, factory).create_dataset(name, seed=seed, size=size, **options)
     except (AssertionError, ValueError, TypeError) as error:
-        raise ConfigError([f"reasoning_gym source: {name}: {error}"]) from error
+        raise ConfigError([f"options: {name} refuses them: {error}"]) from error

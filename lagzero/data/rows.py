@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from lagzero.data.nearest import nearest
+from lagzero.nearest import nearest
 
 Content = str | tuple[Mapping[str, str], ...]
 
@@ -35,7 +35,7 @@ class Records:
     """All that a source yielded: records, what could not be read, and what was left out."""
 
     records: Sequence[Record]
-    problems: Sequence[str] = ()
+    problems: Mapping[int, str] = field(default_factory=dict[int, str])  # by number, with place
     left_out: Mapping[str, int] = field(default_factory=dict[str, int])  # reason -> count
 
 
@@ -132,9 +132,8 @@ def check_records(
 
     A row's id is ``label/record id``. ``label`` holds no slash, so ids of different labels differ.
     """
-    problems = list(records.problems)
+    problems = list(records.problems.items())
     absent = _absent_columns(records.records, columns)
-    problems += absent.values()
     rows: list[Row] = []
     first_place: dict[str, str] = {}
     for record in records.records:
@@ -145,8 +144,9 @@ def check_records(
             first_place[row_id] = record.place
         if row is not None:
             rows.append(row)
-        problems += [f"{record.place}: {reason}" for reason in reasons]
-    return rows, problems
+        problems += [(record.number, f"{record.place}: {reason}") for reason in reasons]
+    in_order = sorted(problems, key=lambda problem: problem[0])
+    return rows, [*absent.values(), *(text for _, text in in_order)]
 
 
 def _absent_columns(records: Sequence[Record], columns: Columns) -> dict[str, str]:
@@ -162,9 +162,12 @@ def _missing(column: str, present: Iterable[str], wanted: Columns) -> str:
     names = sorted(str(name) for name in present)
     # A column that already has a part to play was not misspelt.
     free = [n for n in names if n not in (wanted.prompt, wanted.answer, wanted.id)] or names
+    near = nearest(column, free)
+    hint = f"; did you mean '{near}'?" if near else ""
+    role = {wanted.id: "id", wanted.answer: "answer", wanted.prompt: "prompt"}[column]
     return (
-        f"no column '{column}'; the nearest is '{nearest(column, free)}' "
-        f"(columns: {', '.join(names)})"
+        f"no column '{column}'{hint} (columns: {', '.join(names) or 'none'}); "
+        f"set data.{role}_column"
     )
 
 

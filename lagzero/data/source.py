@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from lagzero.config import DataConfig, SourceConfig
-from lagzero.data.arithmetic import arithmetic_records
-from lagzero.data.reasoning_gym_source import reasoning_gym_records
+from lagzero.data.arithmetic import arithmetic_records, parse_options
+from lagzero.data.reasoning_gym_source import create_dataset, reasoning_gym_records
 from lagzero.data.rows import Columns, Record, Records
 from lagzero.errors import ConfigError, LagzeroError
+
+GENERATED = ("arithmetic", "reasoning_gym")
+FILES = ("jsonl", "parquet")
 
 
 def source_labels(sources: Sequence[SourceConfig]) -> list[str]:
@@ -35,62 +38,98 @@ def source_labels(sources: Sequence[SourceConfig]) -> list[str]:
 
 def source_columns(source: SourceConfig, config: DataConfig) -> Columns:
     """Say which column holds what: generators name their own, files follow the configuration."""
-    if source.kind in ("arithmetic", "reasoning_gym"):
+    if source.kind in GENERATED:
         return Columns("prompt", None if config.answer_column is None else "answer")
     return Columns(config.prompt_column, config.answer_column, config.id_column)
 
 
+def check_source(at: str, source: SourceConfig) -> list[str]:
+    """Return every problem of one source's settings, each with the path to change below ``at``.
+
+    Files are looked up relative to the working directory. Reads no row; a reasoning-gym dataset is
+    made, because it checks its options itself.
+    """
+    return [f"{at}.{problem}" for problem in (*_unused(source), *_unmet(source))]
+
+
+def _unused(source: SourceConfig) -> Iterator[str]:
+    """Say which settings a source's kind does not read."""
+    kind = source.kind
+    if kind in GENERATED and source.path is not None:
+        yield f"path: not used by kind {kind}; remove it"
+    if kind in (*FILES, "arithmetic") and source.name is not None:
+        yield f"name: not used by kind {kind}; remove it"
+    if kind in FILES and source.split != "train":
+        # A file read whole under the name "eval" would quietly be the training rows again.
+        yield "split: one file has no splits; remove it and give each split its own file"
+    if kind in FILES and source.options:
+        yield f"options: not used by kind {kind}; remove them"
+    if kind not in GENERATED and source.seed != 0:
+        yield f"seed: kind {kind} generates no rows; remove it (the run's seed orders the rows)"
+
+
+def _unmet(source: SourceConfig) -> Iterator[str]:
+    """Say what a source needs and does not have."""
+    kind, path = source.kind, source.path
+    if kind not in GENERATED and path is None:
+        what = "the dataset's id" if kind == "hub" else f"the {kind} file"
+        yield f"path: missing; kind {kind} needs {what}"
+    if kind in FILES and path is not None and not Path(path).is_file():
+        yield f"path: there is no file {path} (looked in {Path.cwd()})"
+    if kind == "arithmetic":
+        if source.split not in ("train", "eval"):
+            yield f"split: found '{source.split}'; kind arithmetic has train and eval"
+        yield from parse_options(source.options)[1]
+    if kind == "reasoning_gym":
+        if source.name is None:
+            yield "name: missing; kind reasoning_gym needs the dataset's name"
+            return
+        try:
+            create_dataset(source.name, source.options)
+        except ConfigError as error:
+            yield from error.problems
+        except LagzeroError as error:
+            yield f"kind: {error}"
+
+
 def read_records(source: SourceConfig) -> Records:
-    """Read a source. Raises ConfigError when its settings cannot be met."""
+    """Read a source that ``check_source`` finds nothing wrong with.
+
+    Raises ConfigError, its paths relative to the source, for what only reading can tell.
+    """
     match source.kind:
         case "arithmetic":
             return arithmetic_records(source)
         case "reasoning_gym":
             return reasoning_gym_records(source)
         case "jsonl":
-            return _read_jsonl(_file(source), source.size)
+            return _read_jsonl(Path(source.path or ""), source.size)
         case "parquet":
-            return _read_parquet(_file(source), source.size)
+            return _read_parquet(Path(source.path or ""), source.size)
         case "hub":
             return _read_hub(source)
 
 
-def _file(source: SourceConfig) -> Path:
-    problems: list[str] = []
-    if source.path is None:
-        problems.append(f"{source.kind} source: path is missing; give the file to read")
-    elif not Path(source.path).is_file():
-        problems.append(f"{source.kind} source: there is no file {source.path}")
-    if source.split != "train":
-        # A file read whole under the name "eval" would quietly be the training rows again.
-        problems.append(
-            f"{source.kind} source: split '{source.split}' has no meaning for one file; "
-            "leave it out and give each split a file of its own"
-        )
-    if source.name is not None or source.options:
-        problems.append(f"{source.kind} source: takes neither name nor options")
-    if problems:
-        raise ConfigError(problems)
-    return Path(cast(str, source.path))
-
-
 def _read_jsonl(path: Path, size: int | None) -> Records:
     records: list[Record] = []
-    problems: list[str] = []
+    problems: dict[int, str] = {}
     with path.open("rb") as lines:
         for number, place, line in islice(_lines(lines), size):
             try:
-                value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip())
             except UnicodeDecodeError as error:
-                problems.append(f"{place}: not UTF-8 text ({error.reason})")
+                problems[number] = f"{place}: not UTF-8 text ({error.reason})"
                 continue
-            except (ValueError, RecursionError) as error:  # also numbers or nesting beyond limits
-                problems.append(f"{place}: not JSON ({error})")
+            except json.JSONDecodeError as error:  # its own text counts lines within this one
+                problems[number] = f"{place}: not JSON ({error.msg} at column {error.colno})"
+                continue
+            except (ValueError, RecursionError) as error:  # numbers or nesting beyond limits
+                problems[number] = f"{place}: not JSON ({error})"
                 continue
             if isinstance(value, dict):
                 records.append(Record(number, place, cast(dict[str, Any], value)))
             else:
-                problems.append(f"{place}: not a JSON object but {type(value).__name__}")
+                problems[number] = f"{place}: not a JSON object but {type(value).__name__}"
     return Records(records, problems)
 
 
@@ -117,8 +156,6 @@ def _read_parquet(path: Path, size: int | None) -> Records:
 
 
 def _read_hub(source: SourceConfig) -> Records:
-    if source.path is None:
-        raise ConfigError(["hub source: path is missing; give the dataset's id"])
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,19 +49,6 @@ class Rendering:
     chat: bool = True
     system_prompt: str | None = None  # before text prompts only; messages are used as they are
     chat_template: str | None = None  # Jinja text; None: the tokenizer's own
-
-
-def read_chat_template(given: str | None) -> str | None:
-    """Return the Jinja text of a template given as text or as a file.
-
-    Raises ConfigError when it is neither.
-    """
-    if given is None or "{{" in given or "{%" in given:
-        return given
-    path = Path(given)
-    if "\n" not in given and path.is_file():
-        return path.read_text(encoding="utf-8")
-    raise ConfigError([f"model.chat_template: neither a file nor Jinja text: {given[:80]!r}"])
 
 
 def one_bos(ids: Sequence[int], bos_id: int | None, adds: bool) -> list[int]:

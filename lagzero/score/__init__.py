@@ -1,4 +1,5 @@
 """Scoring: what a rollout is worth, and how an answer is told from a wrong one.
 
-May import ``lagzero.types``, ``lagzero.errors``, ``lagzero.config`` and ``lagzero.protocols``.
+May import ``lagzero.types``, ``lagzero.errors``, ``lagzero.nearest``, ``lagzero.config``,
+``lagzero.protocols`` and ``lagzero.data.reasoning_gym_source``.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ MEMORY_BYTES = 4 * 2**30
 
 def main() -> None:
     """Answer checks from standard input until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this
     if hasattr(sys, "set_int_max_str_digits"):  # added in a patch release of 3.10
         sys.set_int_max_str_digits(0)
     _limit_memory()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lagzero.config import RewardConfig
 from lagzero.data.reasoning_gym_source import extract_answer, reasoning_gym_score
-from lagzero.errors import ConfigError
+from lagzero.errors import ConfigError, LagzeroError
+from lagzero.nearest import nearest, unknown_name
 from lagzero.score.extract import NoAnswer, has_box, unwrap, without_reasoning
 from lagzero.score.math_answer import MathAnswer
 from lagzero.score.number_answer import NumberAnswer
@@ -21,7 +21,21 @@ from lagzero.score.text_rewards import ExactMatch, Format
 
 BUILT_IN = ("math_answer", "number_answer", "exact_match", "format", "reasoning_gym")
 
+_GIVEN = ("prompts", "completions", "completion_ids")  # by the scorer, so no option sets them
+
 Reward = Callable[..., Any]
+
+
+def check_reward(at: str, config: RewardConfig) -> list[str]:
+    """Return every problem of one reward, each with the path to change below ``at``.
+
+    A function of the user's own is loaded, and so its file is run.
+    """
+    try:
+        load_reward(config, at=at)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
 
 
 def load_reward(
@@ -30,14 +44,15 @@ def load_reward(
     timeout_s: float = 10.0,
     workers: int = 1,
     folder: Path | None = None,
+    at: str = "reward",
 ) -> Reward:
     """Return the reward that a configuration names, its options applied.
 
     ``use`` is a built-in name, ``file.py:function`` (relative to ``folder``, by default the
-    current one) or ``package.module:function``. Raises ConfigError, with what would be valid, for
-    an unknown name or option, a module that does not load, or a thing that is no reward.
+    current one) or ``package.module:function``. Raises ConfigError, with the path below ``at`` and
+    what would be valid, for an unknown name or option, a module that does not load, or a thing that
+    is no reward.
     """
-    where = f"score.rewards ({config.use})"
     limits: dict[str, Any] = {}
     match config.use:
         case "math_answer":
@@ -52,18 +67,26 @@ def load_reward(
         case "reasoning_gym":
             made = _reasoning_gym
         case _:
-            made = _imported(config.use, folder or Path.cwd(), where)
+            made = _imported(config.use, folder or Path.cwd(), f"{at}.use")
+    _check_options(made, config.options, at, hidden=(*_GIVEN, *limits))
     options = {**limits, **config.options}
-    _check_options(made, config.options, where)
     if inspect.isclass(made) or made is _reasoning_gym:
-        try:
-            made = made(**options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError([f"{where}: {error}"]) from error
+        made = _made(made, options, f"{at}.options")
     elif options:
         made = partial(made, **options)
-    _check_signature(made, where)
+    _check_signature(made, f"{at}.use")
     return made
+
+
+def _made(make: Callable[..., Any], options: Mapping[str, Any], where: str) -> Any:
+    try:
+        return make(**options)
+    except ConfigError as error:  # its paths are relative to the options
+        raise ConfigError([f"{where}.{problem}" for problem in error.problems]) from error
+    except LagzeroError as error:
+        raise ConfigError([f"{where}: {error}"]) from error
+    except (Exception, SystemExit) as error:  # what a user's class raises is for the user to read
+        raise ConfigError([f"{where}: {type(error).__name__}: {error}"]) from error
 
 
 def _reasoning_gym(name: str) -> Reward:
@@ -86,64 +109,54 @@ def reward_name(config: RewardConfig) -> str:
 def _imported(use: str, folder: Path, where: str) -> Any:
     module_name, colon, name = use.rpartition(":")
     if not colon or not module_name or not name:
-        near = get_close_matches(use, BUILT_IN, n=1, cutoff=0.0)[0]
-        raise ConfigError(
-            [
-                f"{where}: no such reward; the nearest built-in is {near!r} "
-                f"(built in: {', '.join(BUILT_IN)}; your own: file.py:function or "
-                "package.module:function)"
-            ]
-        )
+        said = unknown_name(use, BUILT_IN)
+        own = "or your own: file.py:function, package.module:function"
+        raise ConfigError([f"{where}: {said}; {own}"])
     module = _module(module_name, folder, where)
     if not hasattr(module, name):
         names = [key for key in dir(module) if callable(getattr(module, key))]
-        near = get_close_matches(name, names, n=1, cutoff=0.0)
-        hint = f"; the nearest name there is {near[0]!r}" if near else ""
-        raise ConfigError([f"{where}: {module_name} has no {name!r}{hint}"])
+        near = nearest(name, names)
+        hint = f"; did you mean '{near}'?" if near else ""
+        raise ConfigError([f"{where}: {module_name} has no '{name}'{hint}"])
     return getattr(module, name)
 
 
 def _module(name: str, folder: Path, where: str) -> Any:
+    path = (folder / name).resolve()
+    if name.endswith(".py") and not path.is_file():
+        raise ConfigError([f"{where}: there is no file {path}"])
     # Whatever a user's module raises while it loads is for the user to read.
     try:
         if not name.endswith(".py"):
             return importlib.import_module(name)
-        path = (folder / name).resolve()
-        if not path.is_file():
-            raise ConfigError([f"{where}: no file {path}"])
         spec = importlib.util.spec_from_file_location(f"lagzero_reward_{path.stem}", path)
-        if spec is None or spec.loader is None:
-            raise ConfigError([f"{where}: {path} cannot be loaded"])
+        assert spec is not None  # it has a loader for every name that ends with .py
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            [f"{where}: {name} does not load: {type(error).__name__}: {error}"]
-        ) from error
+    except (Exception, SystemExit) as error:
+        problem = f"{where}: {name} does not load: {type(error).__name__}: {error}"
+        raise ConfigError([problem]) from error
 
 
-def _check_options(made: Any, options: Mapping[str, Any], where: str) -> None:
+def _check_options(made: Any, options: Mapping[str, Any], at: str, hidden: Collection[str]) -> None:
     if not callable(made):
-        raise ConfigError([f"{where}: is a {type(made).__name__}, not a function"])
+        raise ConfigError([f"{at}.use: is a {type(made).__name__}, not a function"])
     parameters = inspect.signature(made).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
-    known = [
-        name
+    known = {
+        name: p.default is p.empty and (inspect.isclass(made) or made is _reasoning_gym)
         for name, p in parameters.items()
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        and name not in ("prompts", "completions", "completion_ids", "timeout_s", "workers")
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name not in hidden
+    }
+    problems = [f"{at}.options.{o}: {unknown_name(o, known)}" for o in options if o not in known]
+    problems += [
+        f"{at}.options.{name}: missing; the reward needs it"
+        for name, is_needed in known.items()
+        if is_needed and name not in options
     ]
-    problems: list[str] = []
-    for option in options:
-        if option in parameters:
-            continue
-        near = get_close_matches(option, known, n=1, cutoff=0.0)
-        hint = f"the nearest option is {near[0]!r}" if near else "it takes none"
-        problems.append(f"{where}.options.{option}: no such option; {hint}")
     if problems:
         raise ConfigError(problems)
 

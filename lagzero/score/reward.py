@@ -20,6 +20,8 @@ from lagzero.types import Group, Outcome, Score, ScoredGroup
 
 __all__ = ["RewardScorer", "WeightedReward", "build_scorer", "load_reward"]
 
+MAX_REASONS = 10  # that a user is told of; a reason may quote the reply and so never repeat
+
 T = TypeVar("T")
 
 
@@ -32,14 +34,25 @@ class WeightedReward:
     weight: float = 1.0
 
 
-def build_scorer(config: ScoreConfig, folder: Path | None = None) -> RewardScorer:
-    """Return the scorer that a configuration describes. Raises one ConfigError for all rewards."""
+def build_scorer(
+    config: ScoreConfig,
+    folder: Path | None = None,
+    on_failure: Callable[[str], None] | None = None,
+) -> RewardScorer:
+    """Return the scorer that a configuration describes. Raises one ConfigError for all rewards.
+
+    ``on_failure``: see ``RewardScorer``.
+    """
     rewards: list[WeightedReward] = []
     problems: list[str] = []
-    for entry in config.rewards:
+    for number, entry in enumerate(config.rewards):
         try:
             reward = load_reward(
-                entry, timeout_s=config.timeout_s, workers=config.workers, folder=folder
+                entry,
+                timeout_s=config.timeout_s,
+                workers=config.workers,
+                folder=folder,
+                at=f"score.rewards.{number}",
             )
         except ConfigError as error:
             problems.extend(error.problems)
@@ -47,7 +60,7 @@ def build_scorer(config: ScoreConfig, folder: Path | None = None) -> RewardScore
         rewards.append(WeightedReward(reward_name(entry), reward, entry.weight))
     if problems:
         raise ConfigError(problems)
-    return RewardScorer(rewards, timeout_s=config.timeout_s)
+    return RewardScorer(rewards, timeout_s=config.timeout_s, on_failure=on_failure)
 
 
 class RewardScorer:
@@ -58,19 +71,32 @@ class RewardScorer:
     a list of another length or a call past ``timeout_s`` seconds a rollout is INFRASTRUCTURE, with
     the reason. A rollout has a total only where every reward gave a number. ``parts`` hold each
     reward's own value under its name, and its further figures under ``name/figure``.
+
+    ``on_failure`` hears each different reason of an INFRASTRUCTURE outcome once, up to
+    ``MAX_REASONS`` of them: failures of a few rollouts would otherwise show as a count alone.
     """
 
-    def __init__(self, rewards: Sequence[WeightedReward], *, timeout_s: float = 10.0):
+    def __init__(
+        self,
+        rewards: Sequence[WeightedReward],
+        *,
+        timeout_s: float = 10.0,
+        on_failure: Callable[[str], None] | None = None,
+    ):
         if not rewards:
             raise ConfigError(["score.rewards: at least one reward is needed"])
         self.rewards = _with_own_names(rewards)
         self.timeout_s = timeout_s
+        self._on_failure = on_failure
+        self._told: set[str] = set()
 
     async def score(self, group: Group) -> ScoredGroup:
         """Return one score for each rollout, in order."""
         columns = await asyncio.gather(*(self._judged(each, group) for each in self.rewards))
         rows = zip(*columns, strict=True) if group.rollouts else ()
-        return ScoredGroup(group, tuple(self._total(row) for row in rows))
+        scored = ScoredGroup(group, tuple(self._total(row) for row in rows))
+        self._tell(scored)
+        return scored
 
     def close(self) -> None:
         """End what the rewards hold, such as worker processes."""
@@ -78,6 +104,13 @@ class RewardScorer:
             close = getattr(each.reward, "close", None)
             if callable(close):
                 close()
+
+    def _tell(self, scored: ScoredGroup) -> None:
+        for score in scored.scores:
+            is_new = score.outcome is Outcome.INFRASTRUCTURE and score.reason not in self._told
+            if is_new and self._on_failure is not None and len(self._told) < MAX_REASONS:
+                self._told.add(score.reason)
+                self._on_failure(score.reason)
 
     async def _judged(self, each: WeightedReward, group: Group) -> list[Judgement]:
         num_rows = len(group.rollouts)
@@ -170,7 +203,10 @@ async def _called(reward: Reward, group: Group) -> Any:
     plain = getattr(reward, "func", reward)
     call = getattr(plain, "__call__", None)  # noqa: B004 - an object may have an async __call__
     if inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(call):
-        return await reward(**arguments)
+        try:
+            return await reward(**arguments)
+        except SystemExit as error:  # would end the event loop, and the run with code 0
+            raise RuntimeError(f"the reward raised {error!r}") from error
     result = await _in_thread(lambda: reward(**arguments))
     return await result if inspect.isawaitable(result) else result
 
@@ -200,8 +236,9 @@ async def _in_thread(function: Callable[[], T]) -> T:
             result = context.run(function)
         except BaseException as error:
             failed = error
-            if isinstance(error, StopIteration):  # a future refuses to hold one
-                failed = RuntimeError("the reward raised StopIteration")
+            # A future refuses to hold a StopIteration; a SystemExit in it would end the run.
+            if isinstance(error, StopIteration) or not isinstance(error, Exception):
+                failed = RuntimeError(f"the reward raised {error!r}")
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, failed)
 

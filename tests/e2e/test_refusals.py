@@ -71,18 +71,48 @@ def test_every_configuration_problem_is_listed_at_once_before_torch(place: Any, 
     assert "steps" in next(line for line in lines if "stepz" in line)  # the nearest key
 
 
+def test_rewards_and_generators_are_checked_with_all_the_rest_before_torch(
+    place: Any, without_torch: Any
+):
+    task = {"kind": "arithmetic", "options": {"tasks": [{"kind": "ad"}]}}
+    rewards = [{"use": "math_anser"}, {"use": "number_answer", "options": {"strictt": True}}]
+    recipe = place.recipe(
+        "names",
+        data__train=[task, {"kind": "reasoning_gym", "name": "countdwn"}],
+        score__rewards=[*rewards, {"use": "rewards.py:odds"}],
+        schedule__stepz=3,
+    )
+    done = without_torch("train", recipe)
+    assert done.returncode == 2, done.stderr
+    assert [line.strip().split(": ")[0] for line in done.stderr.splitlines()[1:]] == [
+        "schedule.stepz",
+        "data.train.0.options.tasks.0.kind",
+        "data.train.1.name",
+        "score.rewards.0.use",
+        "score.rewards.1.options.strictt",
+        "score.rewards.2.use",
+    ]
+
+
+def test_what_only_training_forbids_may_be_measured(place: Any, without_torch: Any):
+    place.recipe("ok")
+    words = ("ok.yaml", "--rollout.top_p=0.9", "--rollout.temperature=0")
+    assert without_torch("train", *words).returncode == 2
+    assert without_torch("eval", *words).returncode == 99  # on the way to the model
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("train", "missing.yaml"), "missing.yaml"),
         (("train", "."), "cannot be read"),
-        (("eval", "missing.yaml"), "missing.yaml"),
+        (("eval", "missing"), "missing: neither a recipe nor a run's folder"),
         (("train",), "either a recipe or --resume"),
         (("train", "ok.yaml", "--resume", "whole"), "either a recipe or --resume"),
         (("train", "--resume", "no-such-run"), "not a run's folder"),
         (("eval", "no_torch"), "not a run's folder"),
         (("train", "ok.yaml", "--schedule.steps"), "--a.b=value"),
-        (("train", "ok.yaml", "--schedule.steps", "3"), "--a.b=value"),
+        (("train", "ok.yaml", "--schedule.steps", "3"), "did you mean --schedule.steps=3?"),
         (("trian", "ok.yaml"), "trian"),
         ((), "COMMAND"),
         (("train", "ok.yaml", "--model.path=./nowhere"), "nowhere"),
@@ -139,7 +169,7 @@ def test_rows_that_cannot_be_used_are_listed_with_their_numbers(
     (place.folder / "bad.jsonl").write_text("\n".join(rows))
     place.recipe("ok")
     code = place.inside("train", "ok.yaml", "--data.train.0.path=bad.jsonl", "--run_dir=bad")
-    assert code == 1
+    assert code == 2
     error = capsys.readouterr().err
     assert "bad.jsonl: 3 unusable row(s)" in error
     for line in (2, 3, 4):

@@ -11,14 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lagzero import config_yaml
-from lagzero.config_load import (
-    differences,
-    flatten,
-    load_config,
-    non_default,
-    parse_config,
-    to_yaml,
-)
+from lagzero.config import Block, RewardConfig, SourceConfig
+from lagzero.config_load import Rules, differences, load_config, parse_config, to_yaml
 from lagzero.errors import ConfigError
 
 BASE = """\
@@ -164,6 +158,46 @@ def test_an_override_that_leads_nowhere_is_refused(recipe, override: str, expect
     assert any(expected in line for line in problems(recipe(), override))
 
 
+def test_a_problem_names_the_override_that_led_to_it_from_above_or_below(recipe):
+    found = problems(
+        recipe(), "--rolout.group_size=4", "--rolout.top_k=3", "--model.lora={rank: 0}", "--seed=1"
+    )
+    assert found == [
+        "model.lora.rank: found 0; valid: a whole number > 0 (set by --model.lora={rank: 0})",
+        "rolout: unknown key; did you mean rollout? (set by --rolout.group_size=4, "
+        "--rolout.top_k=3)",
+    ]
+
+
+def test_rules_of_other_rooms_see_every_sound_block_whatever_else_is_wrong(recipe):
+    def named(path: str, block: Block) -> list[str]:
+        return [f"{path}.kind: no"]
+
+    rules = Rules(parts={SourceConfig: named, RewardConfig: lambda path, block: [path]})
+    path = recipe("schedule: {stepz: 1}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["--data.train.1.kind=nonsense", "--data.eval.0.size=3"], rules)
+    assert [problem.split(": ")[0] for problem in caught.value.problems] == [
+        "data.train.1.kind",  # refused by its type, and not seen by the rule
+        "schedule.stepz",
+        "data.train.0.kind",
+        "data.eval.0.kind",
+        "score.rewards.0",
+    ]
+    assert load_config(recipe(), rules=Rules()) == load_config(recipe())
+
+
+def test_a_problem_is_not_hidden_by_another_ones_name_within_it(recipe):
+    rules = Rules(parts={SourceConfig: lambda path, block: [f"{path}.seed: not the run's seed"]})
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe("seed: x\n"), rules=rules)
+    assert [problem.split(": ")[0] for problem in caught.value.problems] == [
+        "seed",
+        "data.train.0.seed",
+        "data.eval.0.seed",
+    ]
+
+
 @pytest.mark.parametrize("text", ["", "- 1\n", "a: [\n", "a: \x07\n", "!!python/object:os.x {}\n"])
 def test_a_file_that_is_no_block_of_keys_is_refused_by_name(tmp_path: Path, text: str):
     path = tmp_path / "a.yaml"
@@ -220,24 +254,14 @@ def test_a_run_folder_copy_reads_back_to_an_equal_configuration(recipe):
     assert load_config(copy) == config
 
 
-def test_what_differs_from_the_defaults_is_listed_as_overrides(recipe):
-    overrides = ["--train.optimizer.lr=1e-5", "--model.lora.rank=4", "--data.train.0.seed=2"]
-    config = load_config(recipe(), overrides)
-    found = non_default(config)
-    assert found["train.optimizer.lr"] == 1e-5
-    assert found["data.train.0.seed"] == 2
-    assert found["data.eval.0.split"] == "eval"
-    assert found["model.lora.alpha"] == 32.0  # the whole block is optional, so all of it counts
-    assert "seed" not in found and "data.train.0.size" not in found
-
-
 def test_differences_name_both_values(recipe):
     one, two = load_config(recipe()), load_config(recipe(), ["--model.lora.rank=4", "--seed=5"])
     found = differences(one, two)
     assert found["seed"] == (0, 5)
     assert found["model.lora.rank"] == (None, 4)
     assert differences(one, one) == {}
-    assert flatten(one)["train.optimizer.betas"] == [0.9, 0.999]
+    three = load_config(recipe(), ["--train.optimizer.betas=[0.8, 0.9]"])
+    assert differences(one, three) == {"train.optimizer.betas": ([0.9, 0.999], [0.8, 0.9])}
 
 
 def test_plain_values_are_checked_like_a_file():

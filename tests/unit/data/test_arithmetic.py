@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lagzero.config import SourceConfig
-from lagzero.data.arithmetic import Task, arithmetic_records, draw_problem, in_eval
+from lagzero.data.arithmetic import (
+    Task,
+    arithmetic_records,
+    draw_problem,
+    in_eval,
+    parse_options,
+)
 from lagzero.errors import ConfigError
 
 MIX = [
@@ -147,21 +153,21 @@ def test_a_wording_of_ones_own_is_used():
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        ({"kind": "ad"}, "did you mean 'add'"),
-        ({"kind": "add", "digit": 2}, "did you mean 'digits'"),
-        ({}, "kind is missing"),
+        ({"kind": "ad"}, ".kind: 'ad' is unknown; did you mean 'add'"),
+        ({"kind": "add", "digit": 2}, ".digit: 'digit' is unknown; did you mean 'digits'"),
+        ({}, ".kind: missing"),
         ("add", "must be a mapping"),
-        ({"kind": "add", "digits": 0}, "digits must be"),
-        ({"kind": "add", "digits": 2.0}, "digits must be"),
-        ({"kind": "add", "weight": 0}, "weight must be"),
-        ({"kind": "add", "weight": True}, "weight must be"),
-        ({"kind": "add", "weight": float("nan")}, "weight must be"),
+        ({"kind": "add", "digits": 0}, ".digits: must be"),
+        ({"kind": "add", "digits": 2.0}, ".digits: must be"),
+        ({"kind": "add", "weight": 0}, ".weight: must be"),
+        ({"kind": "add", "weight": True}, ".weight: must be"),
+        ({"kind": "add", "weight": float("nan")}, ".weight: must be"),
         ({"kind": "max", "digits": 1, "count": 11}, "from 2 to 10"),
-        ({"kind": "sub", "count": 3}, "count is always 2"),
-        ({"kind": "add", "wording": "no field"}, "wording must use {problem}"),
-        ({"kind": "add", "wording": "{problem} {x}"}, "wording must use {problem}"),
-        ({"kind": "add", "wording": "{problem"}, "not a valid format"),
-        ({"kind": "add", "wording": "{problem.real}"}, "wording must use"),
+        ({"kind": "sub", "count": 3}, ".count: is always 2"),
+        ({"kind": "add", "wording": "no field"}, ".wording: must use {problem}"),
+        ({"kind": "add", "wording": "{problem} {x}"}, ".wording: must use {problem}"),
+        ({"kind": "add", "wording": "{problem"}, ".wording: is not a valid format"),
+        ({"kind": "add", "wording": "{problem.real}"}, ".wording: must use"),
         ({"kind": "count", "wording": "{problem}"}, "{problem} and {target}"),
     ],
 )
@@ -169,14 +175,16 @@ def test_a_wrong_task_is_named_with_its_remedy(task, reason):
     with pytest.raises(ConfigError) as error:
         generate([{"kind": "add"}, task])
     (problem,) = error.value.problems
-    assert problem.startswith("arithmetic source: options.tasks[1]: ")
+    assert problem.startswith("options.tasks.1")
     assert reason in problem
 
 
-def test_all_faults_of_a_source_are_reported_together():
-    source = SourceConfig(
-        kind="arithmetic", split="test", path="x", options={"task": 1, "tasks": [{"kind": "ad"}]}
-    )
-    with pytest.raises(ConfigError) as error:
-        arithmetic_records(source)
-    assert len(error.value.problems) == 4
+def test_all_faults_of_the_options_are_reported_together():
+    tasks = [{"kind": "ad"}, {"kind": "add"}, {"kind": "max", "digits": 0, "cuont": 1}]
+    _, problems = parse_options({"task": 1, "tasks": tasks})
+    assert [problem.split(": ")[0] for problem in problems] == [
+        "options.task",
+        "options.tasks.0.kind",
+        "options.tasks.2.cuont",
+        "options.tasks.2.digits",
+    ]

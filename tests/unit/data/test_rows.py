@@ -115,7 +115,7 @@ def test_a_column_that_no_row_has_is_named_once_with_its_nearest():
     """DI2."""
     _, problems = check({"promt": "p", "answer": 1}, {"promt": "q", "answer": None})
     assert len(problems) == 2
-    assert "no column 'prompt'; the nearest is 'promt' (columns: answer, promt)" in problems[0]
+    assert "no column 'prompt'; did you mean 'promt'? (columns: answer, promt)" in problems[0]
     assert problems[0].startswith("every row")
     assert problems[1].startswith("line 2: column 'answer'")
 
@@ -124,8 +124,26 @@ def test_a_column_that_one_row_lacks_is_named_with_that_row():
     """DI2."""
     _, problems = check({"prompt": "p", "answer": 1}, {"prompt": "q", "anser": 1})
     assert problems == [
-        "line 2: no column 'answer'; the nearest is 'anser' (columns: anser, prompt)"
+        "line 2: no column 'answer'; did you mean 'anser'? (columns: anser, prompt); "
+        "set data.answer_column"
     ]
+
+
+def test_a_far_name_is_not_suggested_and_the_remedy_is_named():
+    _, problems = check({"question": "p", "gold": 1})
+    assert problems == [
+        "every row: no column 'prompt' (columns: gold, question); set data.prompt_column",
+        "every row: no column 'answer' (columns: gold, question); set data.answer_column",
+    ]
+
+
+def test_bad_rows_are_in_order_whatever_is_wrong_with_them():
+    records = Records(
+        [Record(n, f"line {n}", {"prompt": "", "answer": 1}) for n in (1, 3, 5)],
+        {2: "line 2: not JSON", 4: "line 4: not JSON"},
+    )
+    _, problems = check_records(records, Columns("prompt", "answer"), "s", True)
+    assert [p.split(":")[0] for p in problems] == [f"line {n}" for n in range(1, 6)]
 
 
 def test_a_repeated_id_names_both_rows():

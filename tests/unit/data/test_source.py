@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from lagzero.config import SourceConfig
 from lagzero.data.rows import Columns, check_records
-from lagzero.data.source import read_records, source_labels
-from lagzero.errors import ConfigError, LagzeroError
+from lagzero.data.source import check_source, read_records, source_labels
+from lagzero.errors import LagzeroError
+
+OPTION = "at.options.min_number"
 
 
 def jsonl(path, *lines):
@@ -36,10 +38,11 @@ def test_each_line_that_is_no_json_object_is_a_problem_with_its_line(tmp_path):
     )
     records = read_records(source)
     assert [record.number for record in records.records] == [1]
-    assert [p.split(":")[0] for p in records.problems] == ["line 2", "line 3", "line 4", "line 5"]
-    assert "not JSON" in records.problems[0]
-    assert "list" in records.problems[1]
-    assert "UTF-8" in records.problems[2]
+    assert list(records.problems) == [2, 3, 4, 5]
+    assert all(text.startswith(f"line {n}: ") for n, text in records.problems.items())
+    assert records.problems[2] == "line 2: not JSON (Expecting ',' delimiter at column 8)"
+    assert "list" in records.problems[3]
+    assert "UTF-8" in records.problems[4]
 
 
 def test_size_is_the_most_that_is_read(tmp_path):
@@ -68,11 +71,45 @@ def test_a_file_that_is_no_parquet_says_so(tmp_path):
         read_records(SourceConfig(kind="parquet", path=str(tmp_path / "a.parquet")))
 
 
+def found(**settings):
+    return [line.split(": ")[0] for line in check_source("at", SourceConfig(**settings))]
+
+
 def test_all_faults_of_a_file_source_are_reported_together(tmp_path):
-    source = SourceConfig(kind="jsonl", path=str(tmp_path / "no"), split="eval", options={"a": 1})
-    with pytest.raises(ConfigError) as error:
-        read_records(source)
-    assert len(error.value.problems) == 3
+    file = jsonl(tmp_path / "a.jsonl", "{}").path
+    assert found(kind="jsonl", path=file) == []
+    extra = {"split": "eval", "options": {"a": 1}, "name": "x", "seed": 2}
+    wrong = ["at.name", "at.split", "at.options", "at.seed"]
+    assert found(kind="jsonl", path=file, **extra) == wrong
+    assert found(kind="parquet", path=str(tmp_path / "no"), **extra) == [*wrong, "at.path"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "path"),
+    [
+        ({"kind": "arithmetic", "split": "test"}, "at.split"),
+        ({"kind": "arithmetic", "path": "x"}, "at.path"),
+        ({"kind": "arithmetic", "name": "x"}, "at.name"),
+        ({"kind": "arithmetic", "options": {"tasks": [{"kind": "ad"}]}}, "at.options.tasks.0.kind"),
+        ({"kind": "reasoning_gym"}, "at.name"),
+        ({"kind": "reasoning_gym", "name": "countdwn"}, "at.name"),
+        ({"kind": "reasoning_gym", "name": "gcd", "options": {"min_number": 1}}, OPTION),
+        ({"kind": "reasoning_gym", "name": "gcd", "options": {"min_numbers": 0}}, "at.options"),
+        ({"kind": "hub"}, "at.path"),
+        ({"kind": "hub", "path": "a/b", "seed": 1}, "at.seed"),
+        ({"kind": "jsonl"}, "at.path"),
+    ],
+)
+def test_each_impossible_setting_is_named_by_its_path(settings, path):
+    assert found(**settings) == [path]
+
+
+def test_a_path_may_start_at_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    jsonl(tmp_path / "a.jsonl", '{"a": 1}')
+    source = SourceConfig(kind="jsonl", path="~/a.jsonl")
+    assert check_source("at", source) == []
+    assert len(read_records(source).records) == 1
 
 
 def test_a_hub_source_without_the_package_names_the_extra(monkeypatch):

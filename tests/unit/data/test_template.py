@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from lagzero.data.rows import Row
-from lagzero.data.template import Rendering, one_bos, read_chat_template, render
+from lagzero.data.template import Rendering, one_bos, render
 from lagzero.errors import ConfigError
 
 WORDS = ["<unk>", "<s>", "</s>", "<user>", "<system>", "<reply>", "hello", "world", "be", "kind"]
@@ -92,18 +92,9 @@ def test_messages_are_used_as_they_are_and_text_becomes_a_user_message():
     ]
 
 
-def test_a_given_template_replaces_the_tokenizers_own(tmp_path):
-    file = tmp_path / "chat.jinja"
-    file.write_text("world {{ messages[0].content }}")
-    for given_template in (str(file), file.read_text()):
-        template = read_chat_template(given_template)
-        assert words(["hello"], tokenizer(), chat_template=template) == [["<s>", "world", "hello"]]
-
-
-def test_a_template_that_is_neither_file_nor_jinja_is_refused():
-    with pytest.raises(ConfigError, match="neither a file nor Jinja"):
-        read_chat_template("/no/such/file.jinja")
-    assert read_chat_template(None) is None
+def test_a_given_template_replaces_the_tokenizers_own():
+    template = "world {{ messages[0].content }}"
+    assert words(["hello"], tokenizer(), chat_template=template) == [["<s>", "world", "hello"]]
 
 
 def test_a_tokenizer_without_a_template_is_refused_for_chat_only():

@@ -1,6 +1,9 @@
 """Checks that never end, and workers that die."""
 
 import asyncio
+import json
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -181,3 +184,18 @@ def test_real_worker_is_killed_at_the_limit() -> None:
         assert time.monotonic() - started < 10
         assert pool.num_alive == first == 1
         assert pool.check(Job("x", "x")) is True
+
+
+def test_worker_ignores_ctrl_c_which_its_parent_answers() -> None:
+    """A terminal sends the signal to the whole process group; a worker has no traceback to show."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "lagzero.score.check_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stdout.readline() == "ready\n"
+        worker.send_signal(signal.SIGINT)
+        out, err = worker.communicate(json.dumps(["2", "2", False]) + "\n", timeout=60)
+    assert (out, err, worker.returncode) == ("true\n", "", 0)

@@ -4,7 +4,7 @@ import pytest
 
 from lagzero.config import RewardConfig, ScoreConfig
 from lagzero.errors import ConfigError
-from lagzero.score.load import BUILT_IN, load_reward
+from lagzero.score.load import BUILT_IN, check_reward, load_reward
 from lagzero.score.reward import build_scorer
 
 SWITCHES = {
@@ -66,22 +66,33 @@ def test_function_from_a_package() -> None:
 @pytest.mark.parametrize(
     ("use", "options", "message"),
     [
-        ("math_anser", {}, "nearest built-in is 'math_answer'"),
-        ("number-answer", {}, "nearest built-in is 'number_answer'"),
+        ("math_anser", {}, "r.use: 'math_anser' is unknown; did you mean 'math_answer'?"),
+        ("number-answer", {}, "did you mean 'number_answer'?"),
+        ("zzz", {}, "r.use: 'zzz' is unknown; valid: exact_match, "),
         (
             "math_answer",
             {"extrct": True},
-            "extrct: no such option; the nearest option is 'extract'",
+            "r.options.extrct: 'extrct' is unknown; did you mean 'extract'?",
         ),
-        ("number_answer", {"stric": True}, "nearest option is 'strict'"),
-        ("nowhere.py:f", {}, "no file"),
+        (
+            "number_answer",
+            {"stric": True},
+            "r.options.stric: 'stric' is unknown; did you mean 'strict'?",
+        ),
+        ("nowhere.py:f", {}, "r.use: there is no file"),
         ("no_such_package_x.y:f", {}, "does not load: ModuleNotFoundError"),
-        ("mine.py:lenght", {}, "nearest name there is 'length'"),
+        ("mine.py:lenght", {}, "r.use: mine.py has no 'lenght'; did you mean 'length'?"),
         ("mine.py:number", {}, "not a function"),
         ("mine.py:narrow", {}, "does not accept prompts"),
-        ("mine.py:narrow", {"scael": 1}, "nearest option is 'scale'"),
+        ("mine.py:narrow", {"scael": 1}, "did you mean 'scale'?"),
         ("broken.py:f", {}, "does not load: SyntaxError"),
-        ("mine.py:", {}, "no such reward"),
+        ("leaves.py:f", {}, "r.use: leaves.py does not load: SystemExit: 3"),
+        ("mine.py:", {}, "r.use: 'mine.py:' is unknown"),
+        (" ", {}, "r.use: ' ' is unknown"),
+        ("reasoning_gym", {}, "r.options.name: missing"),
+        ("reasoning_gym", {"name": "countdwn"}, "r.options.name: 'countdwn' is unknown"),
+        ("reasoning_gym", {"name": "n_queens"}, "r.options.name: 'n_queens' may evaluate"),
+        ("format", {"pattern": "("}, "r.options: "),
     ],
 )
 def test_mistakes_name_what_would_be_valid(tmp_path, use, options, message) -> None:
@@ -92,8 +103,9 @@ def test_mistakes_name_what_would_be_valid(tmp_path, use, options, message) -> N
         "def narrow(completions, scale=1): return [1.0]\n"
     )
     (tmp_path / "broken.py").write_text("def f(:\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(ConfigError) as caught:
-        load_reward(RewardConfig(use=use, options=options), folder=tmp_path)
+        load_reward(RewardConfig(use=use, options=options), folder=tmp_path, at="r")
     assert message in str(caught.value)
 
 
@@ -104,4 +116,17 @@ def test_all_mistakes_are_reported_at_once() -> None:
     )
     with pytest.raises(ConfigError) as caught:
         build_scorer(config)
-    assert len(caught.value.problems) == 2
+    assert [problem.split(": ")[0] for problem in caught.value.problems] == [
+        "score.rewards.0.use",
+        "score.rewards.1.options.x",
+    ]
+
+
+def test_an_option_of_ones_own_may_be_called_like_a_setting_of_the_built_in_ones(tmp_path) -> None:
+    """timeout_s is given to math_answer alone."""
+    (tmp_path / "mine.py").write_text(
+        "def f(prompts, completions, timeout_s=1): return [timeout_s] * len(completions)\n"
+    )
+    config = RewardConfig(use="mine.py:f", options={"timeout_s": 7})
+    assert load_reward(config, folder=tmp_path)(prompts=["p"], completions=["c"]) == [7]
+    assert check_reward("r", RewardConfig(use="math_answer", options={"timeout_s": 7})) != []

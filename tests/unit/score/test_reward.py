@@ -279,3 +279,45 @@ def test_no_rewards_is_a_configuration_error() -> None:
     """A scorer of nothing would pay everything 0."""
     with pytest.raises(ConfigError):
         RewardScorer([])
+
+
+def test_a_reward_that_asks_to_exit_is_infrastructure_and_ends_nothing() -> None:
+    """SystemExit in a thread or a coroutine would end the whole run, with code 0."""
+
+    def leaves(prompts, completions):
+        raise SystemExit(0)
+
+    async def leaves_later(prompts, completions):
+        raise SystemExit(0)
+
+    def interrupts(prompts, completions):
+        raise KeyboardInterrupt
+
+    for reward, name in ((leaves, "SystemExit(0)"), (leaves_later, "SystemExit(0)"),
+                         (interrupts, "KeyboardInterrupt()")):  # fmt: skip
+        scores = scores_of([reward], group_of(["a", "b"]))
+        assert [score.outcome for score in scores] == [Outcome.INFRASTRUCTURE] * 2
+        assert f"the reward raised {name}" in scores[0].reason
+
+
+def test_each_different_failure_is_told_once_and_no_more_than_ten() -> None:
+    """A few rollouts that fail are not hidden in a count."""
+
+    def some(prompts, completions):
+        return [1.0, "x", None, "x", "y"]
+
+    told: list[str] = []
+    scorer = RewardScorer([WeightedReward("some", some)], on_failure=told.append)
+
+    async def twice() -> None:
+        await scorer.score(group_of(["a"] * 5))
+        await scorer.score(group_of(["a"] * 5))
+
+    asyncio.run(twice())
+    assert told == [f"some: the reward gave {text!r}, which is not a number" for text in "xy"]
+
+    told.clear()
+    many = WeightedReward("many", lambda prompts, completions: list(completions))
+    scorer = RewardScorer([many], on_failure=told.append)
+    asyncio.run(scorer.score(group_of([f"reply {n}" for n in range(30)])))
+    assert len(told) == 10
