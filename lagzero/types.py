@@ -17,6 +17,13 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+LOG_RATIO_BOUND = 20.0
+"""Nats. Exponents are cut off above this, e^20 = 4.9e8: value and square stay finite in float32.
+
+Past the bound the value is constant, so the token's gradient through that exponent is 0. No lower
+bound is needed: e^-700 underflows to 0 with gradient 0.
+"""
+
 TOKEN = np.dtype(
     [
         ("id", np.int32),

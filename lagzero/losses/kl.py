@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from lagzero.losses.inputs import LOG_RATIO_BOUND
-
-KLEstimator = Literal["k1", "k2", "k3"]
+from lagzero.config import KLEstimator
+from lagzero.types import LOG_RATIO_BOUND
 
 
 def kl_per_token(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstimator) -> Tensor:

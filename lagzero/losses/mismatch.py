@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lagzero.losses.inputs import LOG_RATIO_BOUND, LossInputs
+from lagzero.losses.inputs import LossInputs
 from lagzero.losses.reduce import Metrics
+from lagzero.types import LOG_RATIO_BOUND
 
 
 def behaviour_metrics(logprobs: Tensor, inputs: LossInputs, name: str = "behaviour") -> Metrics:

@@ -7,8 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lagzero.losses.inputs import LOG_RATIO_BOUND, LossInputs
+from lagzero.losses.inputs import LossInputs
 from lagzero.losses.reduce import Metrics, Reduction
+from lagzero.types import LOG_RATIO_BOUND
 
 Ratio = Literal["token", "sequence_product", "sequence_mean"]
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
-from lagzero.types import Array
-
-KLEstimator = Literal["k1", "k2", "k3"]
-
-LOG_RATIO_BOUND = 20.0
-"""Nats. The exponent in k3 stops here, so one impossible token cannot turn a reward infinite."""
+from lagzero.config import KLEstimator
+from lagzero.types import LOG_RATIO_BOUND, Array
 
 
 def sequence_kl(behaviour: Array, reference: Array, estimator: KLEstimator) -> float:
@@ -19,7 +13,9 @@ def sequence_kl(behaviour: Array, reference: Array, estimator: KLEstimator) -> f
 
     With d_t = reference_t - behaviour_t, summed over the T trained tokens::
 
-        k1 = -d_t        k2 = d_t^2 / 2        k3 = exp(d_t) - 1 - d_t   (d_t cut off above 20)
+        k1 = -d_t        k2 = d_t^2 / 2        k3 = exp(d_t) - 1 - d_t
+
+    In k3, d_t is cut off at LOG_RATIO_BOUND: one impossible token cannot turn a reward infinite.
 
     ``behaviour`` and ``reference`` are log-probs [T] under the same temperature and truncation.
     Raises ValueError when they differ in length or hold a number that is not finite.

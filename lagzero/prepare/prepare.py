@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from lagzero.config import AdvantageConfig, LossConfig, TrainConfig
-from lagzero.errors import ConfigError
 from lagzero.prepare.keep import Selection, first_fates, select, usable_rewards
 from lagzero.prepare.measure import (
     empty_batch,
@@ -40,7 +39,8 @@ class GroupPreparer:
     with k from ``penalty.sequence_kl``. With ``kl.where: loss`` the reference log-probs travel in
     the micro-batches instead.
 
-    Raises ConfigError, naming every combination that cannot work, when it is made.
+    Settings that cannot work together are refused by ``config_check``. Raises ValueError when a KL
+    term has no reference policy to be measured against.
     """
 
     advantage: AdvantageConfig
@@ -50,15 +50,8 @@ class GroupPreparer:
     reference_logprobs: ReferenceLogprobs | None = None
 
     def __post_init__(self) -> None:
-        problems: list[str] = []
         if self.loss.kl.coefficient > 0 and self.reference_logprobs is None:
-            problems.append("loss.kl.coefficient: a KL term needs a reference policy")
-        if self.loss.reduction == "constant" and self.loss.constant is None:
-            problems.append("loss.constant: reduction constant needs a number of tokens > 0")
-        if self.advantage.estimator == "none" and self.advantage.normalize_std:
-            problems.append("advantage.normalize_std: set it to false with estimator none")
-        if problems:
-            raise ConfigError(problems)
+            raise ValueError("a KL term needs a reference policy")
 
     async def prepare(self, groups: Sequence[ScoredGroup]) -> Batch:
         """Return the batch of one step. Nothing to train gives a batch without rows.

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lagzero.losses.inputs import LOG_RATIO_BOUND, LossInputs
+from lagzero.losses.inputs import LossInputs
 from lagzero.losses.policy import clipped_policy_loss, log_ratios
+from lagzero.types import LOG_RATIO_BOUND
 
 KINDS = ["token", "sequence_product", "sequence_mean"]
 
