@@ -91,8 +91,10 @@ class Loop:
         self._stopping = False
 
     def stop(self) -> None:
-        """End the run: unfinished groups are given up, a step that trains is finished."""
+        """End the run: unfinished groups are given up, a step that has its groups is finished."""
         self._stopping = True
+        for task in self._tasks:
+            task.cancel()  # now: the step may be waiting for them to leave the gate
         self._news.set()
 
     async def run(self) -> Progress:

@@ -338,6 +338,14 @@ def test_stopping_while_training_ends_after_that_step():
     assert world.progress == [progress]
 
 
+def test_stopping_does_not_wait_for_groups_that_hold_a_step_up():
+    """One device, a step ahead: the step that has its groups waits for a long one to leave."""
+    world = World(duration=lambda i: 1.0 if i < 4 else 1000.0)
+    progress, ended = run(stopped_at(world, 5.0, max_lag=1))
+    assert progress == Progress(1, 4)
+    assert ended == pytest.approx(5 + 10 + 0.5 + 2)
+
+
 def test_stopping_before_the_start_trains_nothing():
     async def never(world: World) -> Progress:
         loop = world.loop()
