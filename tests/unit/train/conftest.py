@@ -1,4 +1,4 @@
-"""Tiny random models of four families, and samples for them."""
+"""Tiny random models of five families, and samples for them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -70,6 +72,22 @@ def _module(family: str, **changes: Any) -> Any:
                     n_head=4,
                     bos_token_id=1,
                     eos_token_id=2,
+                )
+            )
+        case "opt":
+            return OPTForCausalLM(
+                OPTConfig(
+                    vocab_size=VOCABULARY,
+                    max_position_embeddings=64,
+                    hidden_size=32,
+                    word_embed_proj_dim=32,
+                    ffn_dim=48,
+                    num_hidden_layers=2,
+                    num_attention_heads=4,
+                    dropout=0.1,
+                    bos_token_id=1,
+                    eos_token_id=2,
+                    pad_token_id=0,
                 )
             )
         case _:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -22,10 +23,11 @@ from transformers import (
 from lagzero.config import ModelConfig
 from lagzero.errors import LagzeroError
 from lagzero.numerics.attention import ATTENTION
+from lagzero.numerics.packed import PackedPlan
 from lagzero.train import builtin
+from lagzero.train.check_model import check_head
 from lagzero.train.model import (
     Policy,
-    check_head,
     frozen_copy,
     load_policy,
     pick_device,
@@ -152,6 +154,24 @@ def test_an_unknown_treatment_of_logits_is_refused(
     monkeypatch.setattr(type(policy.module), "forward", altered)
     with pytest.raises(LagzeroError, match="in a way that lagzero does not know"):
         check_head(policy)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "gpt2", "opt"])
+def test_a_copy_in_bfloat16_is_the_model_loaded_in_bfloat16(
+    family: str, model_folder: Callable[..., Path]
+):
+    """Bit for bit, at every position: rotary frequencies stay float32 in both."""
+    folder = str(model_folder(family))
+    copied = load_policy(ModelConfig(path=folder, dtype="float32"), CPU).cast_copy(torch.bfloat16)
+    loaded = load_policy(ModelConfig(path=folder, dtype="bfloat16"), CPU)
+    at = torch.arange(60)
+    logprobs: list[torch.Tensor] = []
+    for policy in (copied, loaded):
+        assert not any(p.dtype != torch.bfloat16 for p in policy.module.parameters())
+        plan = PackedPlan(at.numpy(), np.zeros(60, int), np.array([-1]), CPU)
+        with torch.no_grad():
+            logprobs.append(policy.logits(policy.hidden(at, at, plan)).log_softmax(-1))
+    assert torch.equal(*logprobs)
 
 
 def test_a_frozen_copy_does_not_follow(make_policy: Callable[..., Policy]):
