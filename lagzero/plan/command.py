@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +45,14 @@ def run(words: Sequence[str]) -> int:
     small = [s.lanes is not None and s.lanes <= MAX_LANES for s in scenarios]
     record = request.timeline != "never"
     results = [simulate(s, record and few) for s, few in zip(scenarios, small, strict=True)]
-    _show(results, titles, request)
     if request.json is not None:
         body = [result.as_json() for result in results]
         Path(request.json).write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+    try:
+        _show(results, titles, request)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read has seen enough; the exit must not flush again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -73,6 +79,10 @@ def _show(results: Sequence[Result], titles: Sequence[str], request: Request) ->
         ):
             print(f"{title}\n{draw(result)}\n" if title else f"{draw(result)}\n")
     print(table(results, titles))
+    for result, title in zip(results, titles, strict=True):
+        if len(result.steps) < (asked := result.scenario.steps):
+            where = f"{title}: " if title else ""
+            print(f"note: {where}the data ended after {len(result.steps)} of {asked} steps")
 
 
 def parse(words: Sequence[str]) -> Request:

@@ -39,10 +39,16 @@ class FreeGate:
 
 
 class ModelSource:
-    """Prompts that are only numbers; the data end where their lengths do."""
+    """Prompts that are only numbers; the data end where their lengths do.
 
-    def __init__(self, lengths: Draws, group_size: int, num_prompts: int | None = None):
+    ``whole`` rounds lengths up to whole tokens, which is what engines write.
+    """
+
+    def __init__(
+        self, lengths: Draws, group_size: int, num_prompts: int | None = None, whole: bool = False
+    ):
         self._lengths, self._group_size, self._num_prompts = lengths, group_size, num_prompts
+        self._whole = whole
 
     def at(self, index: int) -> Prompt | None:
         """Return the prompt of visit ``index``, or None past the last visit."""
@@ -54,7 +60,8 @@ class ModelSource:
 
     def lengths(self, index: int) -> Sequence[float]:
         """Return the lengths of the group's rollouts: a function of the visit's number."""
-        return self._lengths.part(index * self._group_size, self._group_size)
+        lengths = self._lengths.part(index * self._group_size, self._group_size)
+        return [float(math.ceil(each)) for each in lengths] if self._whole else lengths
 
 
 class Router:
@@ -208,7 +215,7 @@ def staleness(version: int, visits: Sequence[Visit]) -> dict[str, float]:
         "length/mean": tokens / num_rollouts,
         "lag/mean": version - began / num_rollouts,
         "lag/max": float(version - min(visit.oldest or 0 for visit in visits)),
-        "lag/token_mean": version - sampled / tokens,
+        "lag/token_mean": max(0.0, version - sampled / tokens),  # rounding may go below
     }
 
 

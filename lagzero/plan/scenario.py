@@ -170,6 +170,11 @@ def _conflicts(scenario: Scenario) -> list[str]:
             "--extra-groups: with --window 1 every started group is waited for, so that extra ones "
             "only add lag; give --window none (or a number above 1), or --extra-groups 0"
         )
+    cap = scenario.partial_cap
+    if cap is not None and scenario.lanes is None and cap != int(cap):
+        problems.append(
+            f"--partial-cap: engines write whole tokens; give {math.ceil(cap)}, not {cap:g}"
+        )
     if scenario.placement == "colocated" and scenario.max_lag:
         problems.append(
             "--max-lag: stages that take turns on the same devices gain nothing from running "

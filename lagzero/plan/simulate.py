@@ -130,7 +130,8 @@ async def _nothing(progress: Progress, stats: StepStats) -> None:
 async def _run(of: Scenario, recorder: Recorder | None, clock: VirtualLoop) -> Result:
     meter = Meter(of.lanes if of.lanes is not None else of.engines * of.max_running)
     engines = _engines(of, meter, recorder)
-    source = ModelSource(of.lengths.draws(of.seed), of.group_size, of.prompts)
+    lengths = of.lengths.draws(of.seed)
+    source = ModelSource(lengths, of.group_size, of.prompts, whole=of.lanes is None)
     router = Router(engines, of.router == "least_loaded")
     generator = ModelGenerator(source, router, of.prompt_tokens)
     trainer = ModelTrainer(of.train_s, of.train_token_s, meter, recorder)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,22 @@ def test_a_case_without_lanes_is_not_drawn(capsys: pytest.CaptureFixture[str]):
     assert not any(line.startswith("lane") for line in lines)
 
 
+def test_data_that_end_early_are_pointed_out(capsys: pytest.CaptureFixture[str]):
+    lines = lines_of(capsys, "--lanes 2 --group-size 1 --groups-per-step 2 --steps 5 --prompts 6")
+    assert lines[-1] == "note: the data ended after 3 of 5 steps"
+    lines = lines_of(capsys, "--lanes 2 --group-size 1 --steps 5 --prompts 6 --sweep max_lag=0,1")
+    assert lines[-2] == "note: max_lag=0: the data ended after 1 of 5 steps"
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    code = "from lagzero.cli import main; import sys; sys.exit(main(['simulate', '--steps', '1']))"
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]):
     text = "\n".join(lines_of(capsys, "--help"))
     assert "--max-lag 0" in text
@@ -91,6 +110,7 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]):
         (["--efficiency", "2"], "--efficiency: must be a number > 0 and <= 1, not 2"),
         (["--train-s", "nan"], "--train-s: must be a number >= 0, not nan"),
         (["--train-s", "inf"], "--train-s: must be a number >= 0, not inf"),
+        (["--partial-cap", "9.5"], "--partial-cap: engines write whole tokens; give 10, not 9.5"),
         (["now"], "'now' is not understood; a flag is written --name value"),
         (["--sweep", "lag=1,2"], "--sweep: lag is unknown; did you mean --max-lag?"),
         (["--sweep", "max_lag"], "--sweep needs values, such as --sweep max_lag=0"),

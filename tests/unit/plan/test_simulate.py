@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lagzero.plan.clock import run_virtual
 from lagzero.plan.engine import Engine
@@ -192,6 +194,66 @@ def test_a_cap_lets_short_ones_pass_and_finishes_long_ones_later():
     assert capped.steps[0].at_s < whole.steps[0].at_s / 4  # 300 tokens in, not 1,500
     assert capped.steps[0].metrics["length/mean"] == 100
     assert capped.num_trained == whole.num_trained == 24
+
+
+def test_start_order_keeps_the_share_of_slow_prompts():
+    """AS4: two kinds of prompt that last 1 and 5 steps, k = 2, 200 steps: none is lost, so both
+    keep their share of a half; a window holds it in each step, first finished only over time."""
+    keys = {"steps": 200, "groups_per_step": 4, "max_lag": 2, "train_s": 1, "lanes": 40}
+    strict = simulate(lanes(**keys, lengths="cycle:1,5"))
+    assert [each.metrics["length/mean"] for each in strict.steps] == [3.0] * 200
+    first_finished = simulate(lanes(**keys, lengths="cycle:1,5", window="none"))
+    assert first_finished.steps[0].metrics["length/mean"] == 1.0
+    assert first_finished.length_mean == pytest.approx(3.0, rel=0.02)
+
+
+any_scenario = st.fixed_dictionaries(
+    {
+        "steps": st.integers(1, 6),
+        "groups_per_step": st.integers(1, 6),
+        "group_size": st.integers(1, 4),
+        "max_lag": st.integers(0, 3),
+        "window": st.sampled_from([1, 2, 5, "none"]),
+        "extra_groups": st.integers(0, 4),
+        "prompts": st.sampled_from(["none", 1, 9]),
+        "lengths": st.sampled_from(["exponential:mean=30", "cycle:1,90,2", "fixed:7"]),
+        "partial_cap": st.sampled_from(["none", 1, 20]),
+        "lanes": st.sampled_from(["none", 1, 5]),
+        "engines": st.integers(1, 3),
+        "max_running": st.integers(1, 5),
+        "router": st.sampled_from(["round_robin", "least_loaded"]),
+        "train_s": st.sampled_from([0, 0.5, 20]),
+        "sync_s": st.sampled_from([0, 0.1, 3]),
+        "sync_pauses": st.sampled_from(["true", "false"]),
+        "score": st.sampled_from(["none", "exponential:mean=2"]),
+        "empty_share": st.sampled_from([0, 0.3]),
+        "placement": st.sampled_from(["colocated", "disaggregated"]),
+        "seed": st.integers(0, 5),
+    }
+)
+
+
+@given(any_scenario)
+@settings(deadline=None, max_examples=150)
+def test_any_scenario_ends_and_its_books_balance(keys: dict[str, Any]):
+    keys |= {"max_lag": 0} if keys["placement"] == "colocated" else {}
+    keys |= {"extra_groups": 0} if keys["window"] == 1 else {}
+    of = with_keys(Scenario(), [(name, str(value)) for name, value in keys.items()])
+    result = simulate(of)
+    if result.time_s:
+        assert result.slot_use + sum(result.slot_idle.values()) == pytest.approx(1)
+        assert result.trainer_use + sum(result.trainer_idle.values()) == pytest.approx(1)
+    consumed = result.num_trained + result.num_dropped
+    assert len(result.steps) == of.steps or consumed == of.prompts
+    assert consumed <= result.num_started
+    assert result.num_started <= consumed + (of.max_lag + 1) * of.groups_per_step + of.extra_groups
+    for each in result.steps:
+        lag = each.metrics
+        assert 0 <= lag["lag/token_mean"] <= lag["lag/max"] + 1e-9
+        assert 0 <= lag["lag/mean"] <= lag["lag/max"]
+    if of.window is not None:
+        late = of.window - 1 + of.extra_groups
+        assert result.lag_max <= of.max_lag + math.ceil(late / of.groups_per_step)
 
 
 # --- engines and routing -----------------------------------------------------------------------
