@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from lagzero.generate.native_backend import NativeBackend
 from lagzero.generate.rollout import SingleTurnGenerator
 from lagzero.losses.objective import make_loss, needs_entropy
 from lagzero.numerics.allocator import keep_freed_memory
+from lagzero.numerics.memory import free_bytes
 from lagzero.prepare.prepare import GroupPreparer
 from lagzero.protocols import Gate, WeightLink
 from lagzero.runtime.local_runtime import ComputeThread, ThreadTrainer, TurnGate
@@ -218,7 +218,7 @@ def _engine_limits(config: Config, policy: Policy) -> EngineLimits:
     if tokens is None:
         shapes = probe_kv_shapes(policy).shapes
         per_token = KVCache.bytes_per_token(shapes, policy.dtype)
-        tokens = int(_free_bytes(policy.device) * engine.kv_cache_share) // per_token
+        tokens = int(free_bytes(policy.device) * engine.kv_cache_share) // per_token
     return EngineLimits(
         max_running=engine.max_running,
         page_size=engine.page_size,
@@ -226,12 +226,6 @@ def _engine_limits(config: Config, policy: Policy) -> EngineLimits:
         prefill_chunk_tokens=engine.prefill_chunk_tokens,
         prefix_cache=engine.prefix_cache,
     )
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def newest_policy_folder(run: Path) -> Path | None:

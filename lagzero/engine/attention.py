@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from lagzero.engine.scheduler import Work
+from lagzero.numerics.memory import lazy_zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,9 @@ class KVCache:
         self.page_size = page_size
 
         def make(shape: KVShape) -> torch.Tensor:
-            return _zeros((num_pages, shape.num_heads, page_size, shape.head_size), dtype, device)
+            # Zeros: a masked slot is still multiplied by 0, and 0 * NaN is NaN.
+            size = (num_pages, shape.num_heads, page_size, shape.head_size)
+            return lazy_zeros(size, dtype, device)
 
         self.keys = {layer: make(shape) for layer, shape in shapes.items()}
         self.values = {layer: make(shape) for layer, shape in shapes.items()}
@@ -76,18 +78,6 @@ class KVCache:
         target = torch.tensor([c[1] for c in copies])
         for cache in (*self.keys.values(), *self.values.values()):
             cache[target.to(cache.device)] = cache[source.to(cache.device)]
-
-
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros: a masked slot is still multiplied by 0, and 0 * NaN is NaN.
-
-    On a CPU, numpy asks the system for zeroed pages, which cost nothing until they are used;
-    torch.zeros writes them all.
-    """
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
-    num_bytes = int(np.prod(size)) * dtype.itemsize
-    return torch.as_tensor(np.zeros(num_bytes, np.uint8)).view(dtype).view(size)
 
 
 @dataclass(frozen=True, slots=True)

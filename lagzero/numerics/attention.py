@@ -81,5 +81,5 @@ def _no_mask(*_args: Any, **_kwargs: Any) -> None:
 
 def register() -> None:
     """Make ``attn_implementation="lagzero"`` known to transformers. Safe to call again."""
-    AttentionInterface.register(ATTENTION, _attend)  # pyright: ignore[reportArgumentType]
-    AttentionMaskInterface.register(ATTENTION, _no_mask)  # pyright: ignore[reportArgumentType]
+    AttentionInterface.register(ATTENTION, _attend)  # pyright: ignore
+    AttentionMaskInterface.register(ATTENTION, _no_mask)  # pyright: ignore
