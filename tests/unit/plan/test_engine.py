@@ -254,6 +254,28 @@ def test_a_group_that_is_taken_back_frees_its_slots(pace: Pace):
     assert run_virtual(main()) == (7.0, 8.0 + 3.0, False)
 
 
+def test_a_group_that_is_taken_back_takes_its_context_along():
+    """Each step reads 1e9 bytes and 1e7 a token of context at 1e12 B/s: alone, 1 ms and growing."""
+    pace = Roofline(0, 1e9, 1e7, 1e12, 1, 1, 0.0)
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        engine = Engine(0, pace, 8, Meter(8))
+        stays, gone = visit(0, [50.0], 20), visit(1, [500.0], 1000)
+        engine.submit(stays)
+        engine.submit(gone)
+        loop.call_at(0.1, engine.abort, gone)
+        await stays.done
+        return loop.time()
+
+    expected, context, both = 0.0, [20, 1000], True
+    for _ in range(50):
+        both = both and expected < 0.1  # they part at the first boundary after 0.1 s
+        expected += (1e9 + 1e7 * (sum(context) if both else context[0])) / 1e12
+        context = [each + 1 for each in context]
+    assert run_virtual(main()) == pytest.approx(expected, rel=1e-12)
+
+
 # --- the published rollout of 1,024 answers ----------------------------------------------------
 
 
