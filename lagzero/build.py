@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -120,9 +120,9 @@ def build_data(config: Config) -> Data:
     return Data(train, evals, (note, eval_note))
 
 
-def build_scorer(config: Config) -> RewardScorer:
-    """Load the rewards."""
-    return reward.build_scorer(config.score)
+def build_scorer(config: Config, on_failure: Callable[[str], None]) -> RewardScorer:
+    """Load the rewards; ``on_failure`` hears each reason why one failed, once."""
+    return reward.build_scorer(config.score, on_failure=on_failure)
 
 
 def build_serving(config: Config, policy: Policy, compute: ComputeThread, version: int) -> Serving:
@@ -165,6 +165,8 @@ def build_training(
     config: Config, policy: Policy, serving_policy: Policy, serving: Serving, compute: ComputeThread
 ) -> Training:
     """Make the trainer of ``policy`` and the link to the engine that serves ``serving_policy``."""
+    # Before the reference, whose frozen adapter the engine has no use for.
+    link = _link(policy, serving_policy, serving.engine, compute)
     trainer = LocalTrainer(
         policy,
         make_loss(config.loss),
@@ -186,11 +188,14 @@ def build_training(
         config.rollout.group_size,
         reference_logprobs if config.loss.kl.coefficient > 0 else None,
     )
-    if serving_policy is policy:
-        link: WeightLink = SharedWeights(serving.engine, compute)
-    else:
-        link = CopiedWeights(policy.weights(), serving_policy.weights(), serving.engine, compute)
     return Training(trainer, ThreadTrainer(trainer, compute), preparer, link, TurnGate())
+
+
+def _link(policy: Policy, serving: Policy, engine: Engine, compute: ComputeThread) -> WeightLink:
+    if serving is policy:
+        return SharedWeights(engine, compute)
+    changing = policy.trainable().keys()
+    return CopiedWeights(policy.weights(), serving.weights(), engine, compute, changing)
 
 
 def build_serving_policy(config: Config, policy: Policy) -> Policy:

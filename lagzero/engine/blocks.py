@@ -11,9 +11,17 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from lagzero.errors import LagzeroError
 
-class OutOfPages(Exception):
-    """The pool has no page to give; the scheduler preempts something."""
+
+class OutOfPages(LagzeroError):
+    """The pool has no page to give; the scheduler preempts something, if anything else runs."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the KV cache has no page left for the only sequence that runs; raise "
+            "engine.kv_cache_tokens or lower rollout.max_new_tokens"
+        )
 
 
 def chain_hash(version: int, parent: bytes, token_ids: Sequence[int]) -> bytes:

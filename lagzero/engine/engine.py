@@ -36,13 +36,19 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """Totals since the engine was made."""
+    """Totals since the engine was made.
+
+    A request's prompt is counted once, however many members share it, when its first member gets a
+    slot: ``num_prompt_tokens`` its ids, ``num_cached_tokens`` those of them whose keys and values
+    were found in the prefix cache. Members that take over their group's prompt, and sequences that
+    come back after preemption, add nothing to either.
+    """
 
     num_steps: int
     num_sampled_tokens: int
     num_preemptions: int
-    num_prompt_tokens: int  # ids of sequences that left the waiting line, each time they did
-    num_cached_tokens: int  # of those, whose keys were there: cached, or shared by their group
+    num_prompt_tokens: int
+    num_cached_tokens: int
     max_used_pages: int
 
 
@@ -119,8 +125,8 @@ class Engine:
     def step(self) -> list[Completion]:
         """Compute one forward pass and return the members that ended.
 
-        Raises FloatingPointError when the model's logits are not finite. After any exception the
-        engine must be ``reset``.
+        Raises NonFiniteLogits, and OutOfPages when a sequence that runs alone does not fit. After
+        any exception the engine must be ``reset``.
         """
         finished, self._finished = self._finished, []
         scheduler = self._scheduler

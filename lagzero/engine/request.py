@@ -101,6 +101,7 @@ class Sequence:
     num_computed: int = 0
     num_named: int = 0  # leading pages whose content is in the prefix cache
     name: bytes = b""  # chain hash of those pages
+    is_counted: bool = False  # its request's prompt is in the engine's counters
     nameable: bool = True  # False once its pages hold keys of more than one policy version
     followers: list[Sequence] = field(default_factory=list["Sequence"])
 

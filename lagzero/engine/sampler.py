@@ -14,6 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from lagzero.engine.request import Sampling
+from lagzero.errors import LagzeroError
+
+
+class NonFiniteLogits(LagzeroError, FloatingPointError):
+    """The model's next-token scores hold NaN or infinity, so there is nothing to draw from."""
+
 
 _BLOCK = 256  # tokens of the vocabulary that are summed before the search
 
@@ -84,7 +90,7 @@ def sample(
 ) -> tuple[list[int], list[float]]:
     """Draw one token a row from logits [B, V] and return (ids [B], log-probs [B] in nats).
 
-    Raises FloatingPointError when a row's logits hold NaN or +inf, or nothing but -inf.
+    Raises NonFiniteLogits when a row's logits hold NaN or +inf, or nothing but -inf.
     """
     temperature = torch.tensor([s.temperature or 1.0 for s in sampling], device=logits.device)
     logits = logits.float()
@@ -98,9 +104,11 @@ def sample(
     log_norm = logits.logsumexp(-1)
     finite = torch.isfinite(log_norm)
     if not bool(finite.all()):
-        raise FloatingPointError(
+        raise NonFiniteLogits(
             f"the model returned non-finite logits for row {int(finite.long().argmin())} of "
-            f"{len(sampling)}; its weights may hold NaN or overflow in this dtype"
+            f"{len(sampling)}: its weights hold NaN, or have grown until they overflow. If this "
+            "happens before the first step, load another model or set model.dtype and engine.dtype "
+            "to float32; if later, lower train.optimizer.lr and resume from an earlier checkpoint"
         )
     greedy = torch.tensor([s.temperature == 0 for s in sampling], device=logits.device)
     if bool(greedy.all()):

@@ -86,8 +86,10 @@ class Scheduler:
                 continue
             self.waiting.popleft()
             self.running.append(seq)
-            self.num_prompt_tokens += len(seq.ids)
-            self.num_cached_tokens += seq.num_computed
+            if not seq.is_counted:  # so it comes with its prompt alone
+                seq.is_counted = True
+                self.num_prompt_tokens += seq.num_prompt
+                self.num_cached_tokens += seq.num_computed
             count = min(seq.num_pending, budget)
             work.append(Work(seq, seq.num_computed, count))
             budget -= count
@@ -181,6 +183,7 @@ class Scheduler:
             follower.pages = [self.pool.share(page) for page in seq.pages]
             follower.num_named, follower.name = seq.num_named, seq.name
             follower.nameable = seq.nameable
+            follower.is_counted = True
             follower.num_computed = seq.num_computed
             if len(self.running) < self.max_running:
                 self.running.append(follower)

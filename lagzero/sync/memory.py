@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import torch
@@ -33,7 +33,11 @@ class SharedWeights:
 
 
 class CopiedWeights:
-    """The engine holds its own tensors; publishing casts into them and then announces."""
+    """The engine holds its own tensors; publishing casts into them and then announces.
+
+    The first update brings all tensors, later ones those that training can change: ``changing``
+    names them, None means all. Names and shapes of all are compared each time.
+    """
 
     def __init__(
         self,
@@ -41,23 +45,33 @@ class CopiedWeights:
         target: Mapping[str, torch.Tensor],
         receiver: WeightReceiver,
         compute: ComputeThread,
+        changing: Collection[str] | None = None,
     ):
         self._source = source
         self._target = target
+        self._changing = changing
+        self._is_first = True
         self._receiver = receiver
         self._compute = compute
 
     async def publish(self, version: int) -> None:
-        """Copy every tensor, then announce the version; WeightSyncError changes nothing."""
+        """Copy what may differ, then announce the version; WeightSyncError changes nothing."""
         await self._compute.call(self._publish, version)
 
     def _publish(self, version: int) -> None:
-        copy_weights(self._source, self._target)
+        copy_weights(self._source, self._target, None if self._is_first else self._changing)
+        self._is_first = False
         self._receiver.weights_changed(version)
 
 
-def copy_weights(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.Tensor]) -> None:
+def copy_weights(
+    source: Mapping[str, torch.Tensor],
+    target: Mapping[str, torch.Tensor],
+    only: Collection[str] | None = None,
+) -> None:
     """Cast ``source`` into ``target`` in place, after checking that names and shapes all agree.
+
+    With ``only``, the other tensors are neither copied nor searched for NaN and infinity.
 
     Raises WeightSyncError that lists every disagreement; ``target`` is then unchanged.
     """
@@ -72,13 +86,14 @@ def copy_weights(source: Mapping[str, torch.Tensor], target: Mapping[str, torch.
         for name in source.keys() & target.keys()
         if source[name].shape != target[name].shape
     )
+    chosen = source.keys() if only is None else source.keys() & set(only)
     problems.extend(
         f"{name}: holds NaN or infinity"
-        for name in source.keys() & target.keys()
+        for name in chosen & target.keys()
         if not bool(torch.isfinite(source[name]).all())
     )
     if problems:
         raise WeightSyncError("weight update refused:\n" + "\n".join(sorted(problems)))
     with torch.no_grad():
-        for name, tensor in source.items():
-            target[name].copy_(tensor)
+        for name in chosen:
+            target[name].copy_(source[name])

@@ -36,8 +36,6 @@ def add_lora(policy: Policy, config: LoraConfig, seed: int = 0) -> Policy:
         if config.start is not None:
             folder = _adapter_folder(config.start)
             adapter = peft.PeftModel.from_pretrained(policy.module, folder, is_trainable=True)
-            if config.reference == "start":
-                adapter.load_adapter(folder, _START, is_trainable=False)
         else:
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
@@ -57,7 +55,8 @@ def lora_reference(policy: Policy, config: LoraConfig) -> ReferenceScope:
     """Return the reference policy of a run that trains adapters; it costs no second model.
 
     ``base`` switches the adapters off. ``start`` is a frozen copy of the adapter that training
-    started from, so that the divergence is 0 at first; a fresh adapter's start is the base.
+    started from, so that the divergence is 0 at first; a fresh adapter's start is the base. The
+    copy is loaded here, beside the trained adapter in the policy's module.
     """
     adapter = policy.adapter
     if adapter is None:
@@ -76,7 +75,11 @@ def lora_reference(policy: Policy, config: LoraConfig) -> ReferenceScope:
         finally:
             adapter.base_model.set_adapter(_TRAINED)
 
-    return start if _START in adapter.peft_config else base
+    if config.start is None or config.reference == "base":
+        return base
+    adapter.load_adapter(_adapter_folder(config.start), _START, is_trainable=False)
+    adapter.eval()
+    return start
 
 
 def _adapter_folder(start: str) -> str:

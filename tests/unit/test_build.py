@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lagzero import build
+from lagzero.config import Config
 from lagzero.config_load import parse_config
+from lagzero.runtime.local_runtime import ComputeThread
+from lagzero.train.model import save_policy
+
+
+def config(**sections: Any) -> Config:
+    return parse_config(
+        {
+            "data": {"train": [{"kind": "arithmetic"}]},
+            "score": {"rewards": [{"use": "number_answer"}]},
+            "eval": {"before": False, "after": False},
+            **sections,
+        }
+    )
 
 
 class Small:
@@ -29,12 +49,58 @@ def test_the_cache_takes_its_share_of_what_is_free_and_no_more_than_is_useful(
 ):
     """A token takes 2 * 2 * 8 * 4 = 128 bytes; at least one page, at most every slot's context."""
     monkeypatch.setattr(build, "free_bytes", lambda device: free)
-    config = parse_config(
-        {
-            "data": {"train": [{"kind": "arithmetic"}]},
-            "score": {"rewards": [{"use": "number_answer"}]},
-            "eval": {"before": False, "after": False},
-            "engine": {"kv_cache_share": 0.5, "max_running": 4, "page_size": 16},
-        }
+    sizes = config(engine={"kv_cache_share": 0.5, "max_running": 4, "page_size": 16})
+    assert build._engine_limits(sizes, Small()).kv_cache_tokens == expected
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny model that plain transformers wrote."""
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=11,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=32,
+        )
     )
-    assert build._engine_limits(config, Small()).kv_cache_tokens == expected
+    model.save_pretrained(tmp_path / "model")
+    vocabulary = {f"w{i}": i for i in range(11)}
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    ).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("reference", ["start", "base"])
+def test_an_engine_of_another_type_takes_adapters_and_not_the_reference(
+    reference: str, folder: Path
+):
+    """The first update brings all weights; the next one the adapters, which alone can change."""
+    lora = {"rank": 2, "start": str(folder.parent / "start"), "reference": reference}
+    fresh = config(model={"path": str(folder), "dtype": "float32", "lora": {"rank": 2}})
+    save_policy(build.build_policy(fresh), folder.parent / "start")
+    chosen = config(
+        model={"path": str(folder), "dtype": "float32", "lora": lora},
+        engine={"dtype": "bfloat16", "kv_cache_tokens": 1024},
+        loss={"kl": {"coefficient": 0.1}},
+    )
+    compute = ComputeThread()
+    try:
+        policy = build.build_policy(chosen)
+        serving_policy = build.build_serving_policy(chosen, policy)
+        serving = build.build_serving(chosen, serving_policy, compute, 0)
+        training = build.build_training(chosen, policy, serving_policy, serving, compute)
+        for version in (1, 2):
+            with torch.no_grad():
+                for weight in policy.weights().values():
+                    weight.fill_(version)
+            asyncio.run(training.link.publish(version))
+            for name, weight in serving_policy.weights().items():
+                expected = version if "lora_" in name else 1
+                assert set(weight.flatten().tolist()) == {expected}, name
+    finally:
+        compute.close()
+    assert serving.engine.version == 2

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lagzero.engine.blocks import OutOfPages, PagePool, chain_hash
+from lagzero.errors import LagzeroError
 
 NUM_PAGES = 5
 
@@ -105,8 +106,9 @@ TestPoolAgainstModel.settings = settings(
 def test_an_empty_pool_raises_and_recovers():
     pool = PagePool(2, 4)
     pages = [pool.allocate(), pool.allocate()]
-    with pytest.raises(OutOfPages):
+    with pytest.raises(OutOfPages, match=r"raise engine\.kv_cache_tokens") as raised:
         pool.allocate()
+    assert isinstance(raised.value, LagzeroError)  # shown without a traceback
     pool.release(pages[0])
     assert pool.allocate() == pages[0]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lagzero.engine.request import Request, Sampling, derive_seed
+from lagzero.train.model import Policy
 from lagzero.types import Finish
 
 PROMPT = tuple(range(10, 21))  # 11 tokens: with pages of 8, the second is partly filled
@@ -46,13 +47,31 @@ def test_a_group_computes_its_prompt_once(model, engine_of, drain):
     assert engine.counters.max_used_pages == 1 + 6
 
 
-def test_members_beyond_the_slots_recompute_one_id_each(model, engine_of, drain):
+def test_members_beyond_the_slots_recompute_one_id_each(model, engine_of, drain, monkeypatch):
     policy, _ = model("llama")
     engine = engine_of(policy, max_running=2, prefix_cache=False)
+    hidden, computed = Policy.hidden, []
+
+    def counted(self, ids, position_ids, plan):
+        computed.extend(position_ids[position_ids < len(PROMPT)].tolist())
+        return hidden(self, ids, position_ids, plan)
+
+    monkeypatch.setattr(Policy, "hidden", counted)
     drain(engine, [group(0, 5)])
+    assert len(computed) == len(PROMPT) + 3  # the leader's all, then one for each that waited
+
+
+@pytest.mark.parametrize("max_running", [2, 128])
+def test_a_groups_prompt_counts_once_whether_members_wait_or_not(
+    max_running, model, engine_of, drain
+):
+    """The second group finds the first page of 8 in the cache; its members add nothing."""
+    policy, _ = model("llama")
+    engine = engine_of(policy, max_running=max_running)
+    drain(engine, [group(0, 5)])
+    drain(engine, [group(1, 5)])
     counters = engine.counters
-    computed = counters.num_prompt_tokens - counters.num_cached_tokens
-    assert computed == len(PROMPT) + 3  # the leader's all, then one for each that waited
+    assert (counters.num_prompt_tokens, counters.num_cached_tokens) == (2 * len(PROMPT), 8)
 
 
 def test_streams_of_a_group_differ_and_repeat_anywhere(model, engine_of, drain):

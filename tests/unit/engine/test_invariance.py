@@ -114,6 +114,9 @@ def test_preemption_loses_and_repeats_nothing(prefix_cache, model, engine_of, dr
     done = drain(tiny, batch)
     assert ample.counters.num_preemptions == 0
     assert tiny.counters.num_preemptions > 0
+    # What comes back is not counted again, nor ever what was sampled.
+    assert tiny.counters.num_prompt_tokens == sum(len(r.prompt_ids) for r in batch)
+    assert tiny.counters.num_cached_tokens == 0
     assert_same(done, expected)
     assert all(len(c.tokens) == 40 for c in done.values())
     assert tiny.counters.num_sampled_tokens == 8 * 40

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lagzero.engine.request import Sampling
 from lagzero.engine.sampler import inverse_cdf, sample, truncate, uniforms
+from lagzero.errors import LagzeroError
 
 U64 = np.uint64
 LOG_HALVES = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
@@ -223,6 +224,11 @@ def test_non_finite_logits_raise_and_name_the_row(value, size, sampling):
 def test_a_row_of_minus_infinity_raises():
     with pytest.raises(FloatingPointError, match="row 0 of 1"):
         draw([-math.inf] * 3, 0.5)
+
+
+def test_non_finite_logits_are_an_error_that_says_what_to_change():
+    with pytest.raises(LagzeroError, match=r"model\.dtype .* lower train\.optimizer\.lr"):
+        draw([math.nan] * 3, 0.5)
 
 
 def test_forbidden_tokens_are_allowed_in_logits():

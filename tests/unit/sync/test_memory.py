@@ -89,6 +89,33 @@ def test_the_version_is_announced_once_all_tensors_are_there(compute: ComputeThr
     assert [(v, value) for v, _, value in receiver.heard] == [(1, 10.0), (2, 20.0)]
 
 
+def test_later_updates_bring_only_what_training_changes(compute: ComputeThread):
+    """A first one that was refused still counts as none."""
+    source, target = weights(), weights(torch.bfloat16)
+    link = CopiedWeights(source, target, Receiver(target), compute, changing={"a"})
+    source["b.weight"][0, 0] = float("nan")
+    with pytest.raises(WeightSyncError, match="b.weight: holds NaN"):
+        asyncio.run(link.publish(0))
+    for version, (new, of_a, of_b) in enumerate([(5.0, 5.0, 5.0), (6.0, 6.0, 5.0)]):
+        for tensor in source.values():
+            tensor.fill_(new)
+        asyncio.run(link.publish(version))
+        assert set(target["a"].tolist()) == {of_a}
+        assert set(target["b.weight"].flatten().tolist()) == {of_b}
+
+
+@pytest.mark.parametrize("changing", [{"a"}, None])
+def test_names_and_shapes_are_compared_with_every_update(
+    compute: ComputeThread, changing: set[str] | None
+):
+    source, target = weights(), weights()
+    link = CopiedWeights(source, target, Receiver(target), compute, changing)
+    asyncio.run(link.publish(0))
+    source["b.weight"] = torch.zeros(3, 2)
+    with pytest.raises(WeightSyncError, match="b.weight: shape"):
+        asyncio.run(link.publish(1))
+
+
 def wrong_name(update: Tensors) -> None:
     update["b.wieght"] = update.pop("b.weight")
 

@@ -158,6 +158,20 @@ def test_reference_is_the_starting_adapter_or_the_base_as_chosen(
     assert largest_gap(found["base"], without_adapter) == 0
 
 
+def test_the_starting_adapter_is_loaded_again_only_for_a_reference_to_it(
+    trained_adapter: Path, make_policy: Callable[..., Policy]
+):
+    for choice, num_adapters in (("start", 2), ("base", 1)):
+        config = LoraConfig.model_validate({"start": str(trained_adapter), "reference": choice})
+        policy = add_lora(make_policy(), config)
+        names = policy.trainable().keys()
+        assert list(policy.adapter.peft_config) == ["default"]
+        lora_reference(policy, config)
+        assert len(policy.adapter.peft_config) == num_adapters
+        assert policy.trainable().keys() == names
+        assert not any(m.training for m in policy.adapter.modules())
+
+
 def test_saved_adapters_load_with_peft_and_score_the_same(
     trained_adapter: Path, model_folder: Callable[..., Path], make_policy: Callable[..., Policy]
 ):
