@@ -16,12 +16,11 @@ import torch.nn.functional as F
 from lagzero.engine.request import Sampling
 from lagzero.errors import LagzeroError
 
+_BLOCK = 256  # tokens of the vocabulary that are summed before the search
+
 
 class NonFiniteLogits(LagzeroError, FloatingPointError):
     """The model's next-token scores hold NaN or infinity, so there is nothing to draw from."""
-
-
-_BLOCK = 256  # tokens of the vocabulary that are summed before the search
 
 
 def uniforms(seeds: npt.NDArray[Any], counters: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
