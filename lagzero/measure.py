@@ -12,7 +12,7 @@ from lagzero.config import Config
 from lagzero.errors import LagzeroError
 from lagzero.evaluate import EvalResult
 from lagzero.observe.summary import Tally, accuracy_text
-from lagzero.run import measure
+from lagzero.run import measure, reward_failure
 from lagzero.runtime.local_runtime import ComputeThread
 
 
@@ -21,7 +21,7 @@ async def measure_policy(config: Config, run: Path | None, console: Console) -> 
     build.prepare_process(config)
     if run is not None:
         config = _of_run(config, run)
-    scorer = build.build_scorer(config)
+    scorer = build.build_scorer(config, reward_failure(console))
     data = build.build_data(config)
     for note in data.notes:
         console.print(note, highlight=False)

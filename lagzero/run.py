@@ -47,7 +47,8 @@ class Run:
         self.folder = folder
         self.console = console
         build.prepare_process(config)
-        self.scorer = build.build_scorer(config)  # first: the user's code is the likeliest to fail
+        # First, because the user's code is the likeliest to fail.
+        self.scorer = build.build_scorer(config, reward_failure(console))
         self.data = build.build_data(config)
         for note in self.data.notes:
             console.print(note, highlight=False)
@@ -315,6 +316,11 @@ class EngineProbe:
                 now.num_cached_tokens - last.num_cached_tokens
             ) / prompts
         return out
+
+
+def reward_failure(console: Console) -> Callable[[str], None]:
+    """Return what tells the user that a reward failed, and why."""
+    return lambda why: console.print(f"a reward failed: {why}", highlight=False, markup=False)
 
 
 async def measure(

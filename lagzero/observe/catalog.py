@@ -153,7 +153,12 @@ CATALOG: tuple[Metric, ...] = (
         "engine/num_preemptions", "", "sum", "Sequences put back because the KV cache was full."
     ),
     Metric("engine/max_used_pages", "pages", "max", "Most KV cache pages in use since the start."),
-    Metric("engine/prefix_hit_share", "", "share", "Prompt tokens found in the prefix cache."),
+    Metric(
+        "engine/prefix_hit_share",
+        "",
+        "share",
+        "Prompt tokens found in the prefix cache; a group's prompt counts once, however many share it.",
+    ),
     # time
     Metric("time/step_s", "s", "sum", "Wall time since the step before was finished."),
     Metric("time/generate_s", "s", "sum", "Wall time with at least one prompt being played."),
