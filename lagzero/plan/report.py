@@ -13,7 +13,7 @@ MAX_LANES, MAX_CHARS = 16, 160  # of a timeline that a person can read
 
 def table(results: Sequence[Result], titles: Sequence[str]) -> str:
     """Lay results out in columns under their titles."""
-    rows = [["", *titles]]
+    rows: list[list[str]] = [["", *titles]] if any(titles) else []
 
     def row(name: str, cells: Sequence[str]) -> None:
         rows.append([name, *cells])

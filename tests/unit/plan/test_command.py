@@ -36,6 +36,7 @@ def test_a_small_case_is_drawn_above_its_table(capsys: pytest.CaptureFixture[str
         "lane B   [----r1----]....[r3]....",
         "trainer  ............[s0]....[s1]",
     ]
+    assert lines[4:6] == ["", "time, s                          6.0"]
     assert any(line.split() == ["generation", "slots", "in", "use", "50.0", "%"] for line in lines)
 
 
