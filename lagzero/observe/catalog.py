@@ -157,7 +157,7 @@ CATALOG: tuple[Metric, ...] = (
         "engine/prefix_hit_share",
         "",
         "share",
-        "Prompt tokens found in the prefix cache; a group's prompt counts once, however many share it.",
+        "Prompt tokens found in the prefix cache; a prompt counts once, however many share it.",
     ),
     # time
     Metric("time/step_s", "s", "sum", "Wall time since the step before was finished."),

@@ -84,7 +84,7 @@ def _relative(rewards: Array, estimator: Estimator, normalize_std: bool) -> Arra
         baseline = np.full(n, scaled.mean())
         spread = np.full(n, scaled.std(ddof=1))
     else:
-        others = np.broadcast_to(scaled, (n, n))[~np.eye(n, dtype=bool)].reshape(n, n - 1)
+        others = np.stack([np.delete(scaled, member) for member in range(n)])
         baseline = others.mean(axis=1)
         spread = others.std(axis=1, ddof=1) if n > 2 else np.zeros(n)
     difference = scaled - baseline
@@ -93,4 +93,5 @@ def _relative(rewards: Array, estimator: Estimator, normalize_std: bool) -> Arra
     has_scale = spread > SPREAD_FLOOR * np.abs(scaled).max()
     divided = difference / np.where(has_scale, spread, 1.0)
     bound = float(np.sqrt(n))
-    return np.clip(np.where(has_scale, divided, np.ldexp(difference, exponent)), -bound, bound)
+    raw: Array = np.where(has_scale, divided, np.ldexp(difference, exponent))
+    return np.minimum(np.maximum(raw, -bound), bound)

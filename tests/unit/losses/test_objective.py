@@ -54,6 +54,7 @@ def test_a_positive_entropy_coefficient_raises_entropy() -> None:
         logprobs = torch.log_softmax(logits, -1)[:, 0]
         value, _ = loss(logprobs, entropy(logits), one_token())
         value.sum().backward()
+        assert logits.grad is not None
         after = entropy(logits.detach() - 0.1 * logits.grad) - entropy(logits.detach())
         assert math.copysign(1, after.item()) == math.copysign(1, coefficient)
 
