@@ -1,7 +1,7 @@
 # make demo   install, then train the demo model and compare before with after
 # make test   install what tests need, then run them
 # make lint   formatting, lint rules, types, import rules
-# make bench  engine and step against model.generate
+# make bench  engine and step against model.generate, and the simulator's speed
 # make docs   rewrite the generated tables of docs/
 #
 # Any Python >= 3.10 with venv will do: make demo PYTHON=python3.12
@@ -52,6 +52,7 @@ lint: $(VENV)/.stamp-dev
 bench: $(VENV)/.stamp-run
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/step.py
+	$(BIN)/python bench/simulate.py
 
 docs: $(VENV)/.stamp-run
 	$(BIN)/python -m lagzero.config_docs docs

@@ -106,9 +106,8 @@ class EngineConfig(Block):
     max_running: PositiveInt = 128  # sequences decoded together
     page_size: PositiveInt = 32  # tokens a page
     kv_cache_tokens: PositiveInt | None = None  # None: from kv_cache_share of free memory
-    kv_cache_share: Share = (
-        0.25  # of available memory (GPU: free device memory), when kv_cache_tokens is null
-    )
+    # of available memory (GPU: free device memory), when kv_cache_tokens is null
+    kv_cache_share: Share = 0.25
     prefill_chunk_tokens: PositiveInt = 512  # prompt tokens computed in one engine step
     prefix_cache: bool = True  # reuse prompts that start alike
 
