@@ -103,6 +103,8 @@ class LiveView:
     def show(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take in a step or an evaluation."""
         self._step = step
+        if "time/step_s" in metrics:  # a stage that this step did not have takes no share of it
+            self._last = {k: v for k, v in self._last.items() if not k.startswith("time/")}
         self._last |= metrics
         if "reward/mean" in metrics:
             self._rewards.append(metrics["reward/mean"])

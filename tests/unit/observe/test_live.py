@@ -52,13 +52,16 @@ def test_a_terminal_gets_a_panel_with_everything_measured():
     view = make_view(console, 100)
     assert isinstance(view, LiveView)
     view.stage(["generate", "score"])
+    view.show(0, {"eval/greedy_accuracy": 0.375, "time/evaluate_s": 30.0})
     view.show(1, STEP)
     view.show(2, STEP | {"reward/mean": 1.0})
     plain = Console(file=io.StringIO(), width=110)
     plain.print(view.render())
     view.close()
     text = plain.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "evaluate" not in text  # its time is no part of a step
     for part in (
+        "greedy 37.5%",
         "step 2/100",
         "6:32 left",
         "generate + score",
