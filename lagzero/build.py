@@ -21,6 +21,7 @@ from lagzero.generate.rollout import SingleTurnGenerator
 from lagzero.losses.objective import make_loss, needs_entropy
 from lagzero.numerics.allocator import keep_freed_memory
 from lagzero.numerics.memory import free_bytes
+from lagzero.numerics.precision import has_fast_bfloat16, pick_dtype
 from lagzero.prepare.prepare import GroupPreparer
 from lagzero.protocols import Gate, WeightLink
 from lagzero.runtime.local_runtime import ComputeThread, ThreadTrainer, TurnGate
@@ -35,12 +36,11 @@ from lagzero.train.model import (
     frozen_copy,
     load_policy,
     load_tokenizer,
+    pick_device,
     stop_ids,
 )
 from lagzero.train.step import LocalTrainer
 from lagzero.types import Array, Sample
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,28 @@ class Training:
     gate: Gate
 
 
-def prepare_process(config: Config) -> None:
-    """Set what holds for the whole process: math threads and the allocator."""
+def prepare_process(config: Config) -> Config:
+    """Set what holds for the whole process: math threads and the allocator.
+
+    Returns the configuration with the type that ``model.dtype: auto`` is on this machine.
+    """
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     keep_freed_memory()
+    dtype = pick_dtype(config.model.dtype, pick_device(config.model.device))
+    model = config.model.model_copy(update={"dtype": str(dtype).removeprefix("torch.")})
+    return config.model_copy(update={"model": model})
+
+
+def machine_notes(config: Config) -> tuple[str, ...]:
+    """Return what a user should know of this machine under these settings, one line each."""
+    device = pick_device(config.model.device)
+    if "bfloat16" not in (config.model.dtype, config.engine.dtype) or has_fast_bfloat16(device):
+        return ()
+    return (
+        f"note: this {device.type} has no bfloat16 matrix products, so they are computed number by "
+        "number, tens of times slower than float32; set model.dtype (engine.dtype) to float32",
+    )
 
 
 def build_policy(config: Config) -> Policy:
@@ -204,7 +221,8 @@ def build_serving_policy(config: Config, policy: Policy) -> Policy:
         case "same":
             return policy
         case "float32" | "bfloat16" as dtype:
-            return policy if policy.dtype == _DTYPES[dtype] else policy.cast_copy(_DTYPES[dtype])
+            wanted = pick_dtype(dtype, policy.device)
+            return policy if policy.dtype == wanted else policy.cast_copy(wanted)
 
 
 def _reference(config: Config, policy: Policy) -> ReferenceScope | None:

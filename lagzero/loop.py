@@ -1,9 +1,9 @@
 """The loop: produce and consume under a schedule. Synchronous RL is ``max_lag=0`` of it.
 
-    produce   wait until admission lets the next prompt start
-              -> gate.shared("generate") -> generator.play -> scorer.score -> buffer
-    consume   buffer -> gate.exclusive("train") -> preparer -> trainer.step -> link.publish
-              -> admission.published += 1
+    produce   wait until the flow lets the next prompt start (admission)
+              -> gate.shared("generate") -> generator.play -> scorer.score -> flow.finish
+    consume   flow.take (window, staleness contract) -> gate.exclusive("train") -> preparer
+              -> trainer.step -> link.publish -> flow.publish (groups too old begin again)
 
 The loop knows protocols and the schedule, and no backend, placement or clock.
 """
@@ -11,11 +11,11 @@ The loop knows protocols and the schedule, and no backend, placement or clock.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from lagzero.errors import GroupLost
 from lagzero.protocols import (
     Gate,
     Generator,
@@ -26,8 +26,7 @@ from lagzero.protocols import (
     Trainer,
     WeightLink,
 )
-from lagzero.schedule.admission import Admission
-from lagzero.schedule.buffer import WindowedBuffer
+from lagzero.schedule.flow import Flow, LoopSchedule, Progress
 from lagzero.schedule.patience import Patience
 from lagzero.types import Prompt, ScoredGroup, StepStats
 
@@ -46,27 +45,6 @@ class Stages:
     observer: Observer
 
 
-@dataclass(frozen=True, slots=True)
-class LoopSchedule:
-    """How far to go, and how far generation may run ahead."""
-
-    steps: int  # optimiser steps in all, those before a resume included
-    groups_per_step: int
-    max_lag: int = 0  # policy versions
-    window: int | None = 1  # of start order, at hand-over
-    max_empty_steps: int = 8
-    extra_groups: int = 0  # started beyond need; carried, so only a window above 1 gains by them
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a run stands between two steps. It is all that a resume needs of the loop."""
-
-    step: int = 0  # optimiser steps taken: the policy version
-    next_index: int = 0  # the first visit that has not been consumed
-    ahead: tuple[int, ...] = ()  # visits past it that have; empty with window 1
-
-
 AfterStep = Callable[[Progress, StepStats], Awaitable[None]]
 
 
@@ -77,15 +55,11 @@ class Loop:
         self.stages = stages
         self.schedule = schedule
         self.progress = start
+        self.flow = Flow(schedule, start)
         self._after = after
-        self._admission = Admission(
-            schedule.groups_per_step, schedule.max_lag, start.step, schedule.extra_groups
-        )
-        self._buffer: WindowedBuffer[ScoredGroup] = WindowedBuffer(
-            schedule.window, start.next_index, start.ahead
-        )
         self._patience = Patience(schedule.max_empty_steps)
         self._tasks: dict[asyncio.Task[None], None] = {}  # in start order, so that runs replay
+        self._plays: dict[int, asyncio.Task[None]] = {}  # those that play a visit
         self._news = asyncio.Event()  # anything that someone may be waiting for
         self._failure: BaseException | None = None
         self._stopping = False
@@ -109,10 +83,11 @@ class Loop:
             await asyncio.gather(*tasks, return_exceptions=True)
         return self.progress
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)  # whoever looks for what hangs reads it
         self._tasks[task] = None
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task)
@@ -126,24 +101,30 @@ class Loop:
         await self._news.wait()
 
     async def _produce(self) -> None:
-        for index in itertools.count(self.progress.next_index):
-            if index in self.progress.ahead:
-                continue
-            while not self._admission.may_start():
+        while True:
+            while (index := self.flow.next_index()) is None:
                 await self._wait()
             prompt = self.stages.source.at(index)
             if prompt is None:
                 return
-            self._admission.started += 1
-            self._spawn(self._play(index, prompt), f"group {index}")
+            self.flow.start(index, prompt)
+            self._play(index, prompt)
 
-    async def _play(self, index: int, prompt: Prompt) -> None:
+    def _play(self, index: int, prompt: Prompt) -> None:
+        self._plays[index] = self._spawn(self._visit(index, prompt), f"group {index}")
+
+    async def _visit(self, index: int, prompt: Prompt) -> None:
         stages = self.stages
-        async with stages.gate.shared("generate"), stages.observer.stage("generate"):
-            group = await stages.generator.play(index, prompt)
-        async with stages.observer.stage("score"):
-            scored = await stages.scorer.score(group)
-        self._buffer.put(index, scored)
+        try:
+            async with stages.gate.shared("generate"), stages.observer.stage("generate"):
+                group = await stages.generator.play(index, prompt)
+            async with stages.observer.stage("score"):
+                scored = await stages.scorer.score(group)
+        except GroupLost as lost:
+            self.flow.give_up(index, str(lost))
+        else:
+            self.flow.finish(index, scored)
+        del self._plays[index]
 
     async def _take(self) -> list[ScoredGroup]:
         """Wait for the groups of one step: fewer when the data end, none when the run does."""
@@ -153,36 +134,55 @@ class Loop:
                 raise self._failure
             if self._stopping:
                 return []
-            taken = self._buffer.pop()
-            if taken is not None:
-                groups.append(taken[1])
+            taken = self.flow.take(self.progress.step)
+            if isinstance(taken, int):
+                self._play(taken, self.flow.restart(taken))
+            elif taken is not None:
+                groups.append(taken)
             elif self._tasks:
                 await self._wait()
             else:
                 break
         return groups
 
+    def _end_play(self, index: int, reason: str, again: bool) -> None:
+        """Do not wait for a visit any longer: play it again or let it go."""
+        if index in self._plays:
+            self._plays.pop(index).cancel()
+        if again:
+            self._play(index, self.flow.restart(index))
+        else:
+            self.flow.give_up(index, reason)
+
     async def _consume(self) -> None:
         while self.progress.step < self.schedule.steps and (groups := await self._take()):
+            for index in self.flow.enough():
+                self._end_play(index, "surplus", again=False)
             stats = await self._train(groups)
             learnt = stats.version > self.progress.step
-            self.progress = Progress(stats.version, self._buffer.first, self._buffer.ahead)
+            self.progress = self.flow.progress(stats.version)
             self.stages.observer.step(stats.version, stats.metrics)
             await self._after(self.progress, stats)
             self._patience.saw(learnt, groups, stats.metrics)
             # Admitted only now: what ``after`` does with the engine must not mix with the next
             # step's groups, or a resumed run would compute other batches than this one.
-            self._admission.published = stats.version
-            self._admission.dropped += 0 if learnt else len(groups)
+            published = stats.version if self._is_due(stats.version) else self.flow.published
+            for index in self.flow.publish(published, 0 if learnt else len(groups)):
+                self._end_play(index, "interrupted", again=self.flow.may_restart(index))
             self._news.set()
+
+    def _is_due(self, version: int) -> bool:
+        return version % self.schedule.sync_every == 0 or version == self.schedule.steps
 
     async def _train(self, groups: list[ScoredGroup]) -> StepStats:
         stages = self.stages
+        audit = self.flow.close_step(groups, self.progress.step)
         async with stages.gate.exclusive("train"):
             async with stages.observer.stage("prepare"):
                 batch = await stages.preparer.prepare(groups)
             async with stages.observer.stage("train"):
                 stats = await stages.trainer.step(batch)
-            async with stages.observer.stage("sync"):  # also unchanged weights: same engine state
-                await stages.link.publish(stats.version)
-        return StepStats(stats.version, {**batch.metrics, **stats.metrics})
+            if self._is_due(stats.version):
+                async with stages.observer.stage("sync"):  # also unchanged weights: engine's state
+                    await stages.link.publish(stats.version)
+        return StepStats(stats.version, {**audit, **batch.metrics, **stats.metrics})

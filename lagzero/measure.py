@@ -18,12 +18,12 @@ from lagzero.runtime.local_runtime import ComputeThread
 
 async def measure_policy(config: Config, run: Path | None, console: Console) -> None:
     """Measure the configured model or, with ``run``, the last policy that the run saved."""
-    build.prepare_process(config)
+    config = build.prepare_process(config)
     if run is not None:
         config = _of_run(config, run)
     scorer = build.build_scorer(config, reward_failure(console))
     data = build.build_data(config)
-    for note in data.notes:
+    for note in (*build.machine_notes(config), *data.notes):
         console.print(note, highlight=False)
     if data.eval is None:
         raise LagzeroError("data.eval: there are no held-out prompts to measure with")

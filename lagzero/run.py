@@ -43,14 +43,13 @@ class Run:
     """
 
     def __init__(self, config: Config, folder: Path, console: Console, resume: bool):
-        self.config = config
+        self.config = config = build.prepare_process(config)
         self.folder = folder
         self.console = console
-        build.prepare_process(config)
         # First, because the user's code is the likeliest to fail.
         self.scorer = build.build_scorer(config, reward_failure(console))
         self.data = build.build_data(config)
-        for note in self.data.notes:
+        for note in (*build.machine_notes(config), *self.data.notes):
             console.print(note, highlight=False)
         self.compute = ComputeThread()
         self.policy = build.build_policy(config)

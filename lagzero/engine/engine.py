@@ -2,12 +2,14 @@
 
 A request's life: ``add`` puts it in the waiting line; ``step`` computes its prompt once, forks its
 members onto the shared pages, draws one token for each running member and returns those that ended.
+A member may be parked between rounds, and taken back and begun again elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,6 +34,12 @@ class EngineLimits:
     kv_cache_tokens: int = 65536  # in all sequences together
     prefill_chunk_tokens: int = 512  # prompt tokens computed in one step
     prefix_cache: bool = True
+    round_tokens: int | None = None  # most tokens that a sequence writes between two updates
+    kv_on_update: Literal["keep", "recompute"] = "keep"  # what becomes of keys of the old weights
+
+    def __post_init__(self) -> None:
+        if self.round_tokens is not None and self.round_tokens < 1:
+            raise ValueError(f"round_tokens={self.round_tokens} is not >= 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,8 @@ class EngineCounters:
     A request's prompt is counted once, however many members share it, when its first member gets a
     slot: ``num_prompt_tokens`` its ids, ``num_cached_tokens`` those of them whose keys and values
     were found in the prefix cache. Members that take over their group's prompt, and sequences that
-    come back after preemption, add nothing to either.
+    come back after preemption, add nothing to either. ``num_parked`` counts rounds that ended at
+    ``round_tokens``.
     """
 
     num_steps: int
@@ -50,6 +59,17 @@ class EngineCounters:
     num_prompt_tokens: int
     num_cached_tokens: int
     max_used_pages: int
+    num_parked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """How many members of a request have not ended, and how many tokens those have sampled."""
+
+    num_running: int
+    num_waiting: int  # for a slot, for pages, or for the prompt that another member computes
+    num_parked: int
+    num_tokens: int
 
 
 class Engine:
@@ -70,6 +90,8 @@ class Engine:
             limits.max_running,
             limits.prefill_chunk_tokens,
             limits.prefix_cache,
+            limits.round_tokens,
+            limits.kv_on_update,
         )
         self._finished: list[Completion] = []
         self._num_steps = 0
@@ -79,7 +101,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether ``step`` would do or return anything."""
-        return bool(self._scheduler.running or self._scheduler.waiting or self._finished)
+        return bool(self._finished) or not self._scheduler.is_idle
 
     @property
     def counters(self) -> EngineCounters:
@@ -92,35 +114,50 @@ class Engine:
             s.num_prompt_tokens,
             s.num_cached_tokens,
             self._max_used_pages,
+            s.num_parked,
         )
 
+    @property
+    def unfinished(self) -> dict[int, Unfinished]:
+        """Where the unfinished members of each request are, by request id."""
+        scheduler = self._scheduler
+        found: dict[int, list[int]] = {}
+        for place, line in enumerate((scheduler.running, scheduler.waiting, scheduler.parked)):
+            for seq in line:
+                counts = found.setdefault(seq.request.id, [0, 0, 0, 0])
+                counts[place] += 1
+                counts[1] += len(seq.followers)
+                counts[3] += sum(member.num_new for member in (seq, *seq.followers))
+        return {request_id: Unfinished(*counts) for request_id, counts in found.items()}
+
     def add(self, request: Request) -> None:
-        """Accept a request. Members that cannot sample a token finish at the next ``step``.
+        """Accept a request. Members that have no more to sample finish at the next ``step``.
 
         Raises LagzeroError for an empty prompt, and when one sequence of this request, at its
         longest, would not fit the whole KV cache.
         """
         if not request.prompt_ids:
             raise LagzeroError(f"request {request.id}: the prompt has no tokens")
-        members = [
-            Sequence(request, member, list(request.prompt_ids))
-            for member in range(len(request.seeds))
-        ]
-        ended = finish_reason(members[0], self._decoder, self.policy.context_limit)
-        if ended is not None:
-            self._finished.extend(self._completion(seq, ended) for seq in members)
-            return
+        unfinished: list[Sequence] = []
+        finished: list[Completion] = []
+        for member in range(len(request.seeds)):
+            seq = Sequence.of(request, member)
+            ended = finish_reason(seq, self._decoder, self.policy.context_limit)
+            if ended is None:
+                unfinished.append(seq)
+            else:
+                finished.append(self._completion(seq, ended))
         longest = min(
             len(request.prompt_ids) + request.sampling.max_new_tokens, self.policy.context_limit
         )
-        if longest > self._scheduler.pool.num_pages * self.limits.page_size:
+        if unfinished and longest > self._scheduler.pool.num_pages * self.limits.page_size:
             raise LagzeroError(
                 f"request {request.id} may grow to {longest} tokens, but the KV cache holds "
                 f"{self.limits.kv_cache_tokens}; raise engine.kv_cache_tokens or lower "
                 "rollout.max_new_tokens"
             )
-        leader, *leader.followers = members
-        self._scheduler.waiting.append(leader)
+        self._finished.extend(finished)
+        self._scheduler.add(unfinished)
 
     def step(self) -> list[Completion]:
         """Compute one forward pass and return the members that ended.
@@ -130,7 +167,7 @@ class Engine:
         """
         finished, self._finished = self._finished, []
         scheduler = self._scheduler
-        if not (scheduler.running or scheduler.waiting):
+        if scheduler.is_idle:
             return finished
         schedule = scheduler.schedule(self.version)
         if self._cache is None:
@@ -161,6 +198,8 @@ class Engine:
             if ended is not None:
                 finished.append(self._completion(seq, ended))
                 scheduler.remove(seq)
+            elif seq.num_new >= seq.round_end:
+                scheduler.park(seq)
         return finished
 
     def _draw(self, logits: torch.Tensor, drawing: list[Sequence]) -> None:
@@ -182,41 +221,56 @@ class Engine:
         return Completion(seq.request.id, seq.member, tokens, text, finish, self.version)
 
     def abort(self, request_ids: Iterable[int]) -> list[Completion]:
-        """Take requests back and return what their unfinished members sampled so far."""
+        """Take requests back and return all of their members that ``step`` has not returned.
+
+        Unfinished ones come with what they sampled so far; see ``Request.begun`` for how to go on.
+        """
         wanted = set(request_ids)
-        stopped: list[Completion] = []
-        scheduler = self._scheduler
-        for seq in [*scheduler.running, *scheduler.waiting]:
+        stopped = [c for c in self._finished if c.request_id in wanted]
+        self._finished = [c for c in self._finished if c.request_id not in wanted]
+        for seq in self._scheduler.listed():
             if seq.request.id not in wanted:
                 continue
             for member in (seq, *seq.followers):
                 stopped.append(self._completion(member, Finish.ABORT))
-            scheduler.remove(seq)
+            self._scheduler.remove(seq)
         return stopped
 
     def reset(self) -> None:
         """Forget every request, and all keys and values, as must be done when a step has raised."""
-        for seq in [*self._scheduler.running, *self._scheduler.waiting]:
+        for seq in self._scheduler.listed():
             self._scheduler.remove(seq)
         self._finished = []
-        self.release_memory()
+        self.suspend(release=True)
 
     def weights_changed(self, version: int) -> None:
-        """Announce that the policy's weights are now those of ``version``.
+        """Announce that the policy's weights are now those of ``version``, and end the round.
 
-        Cached prefixes of the old weights are no longer found, and waiting sequences compute all
-        anew. Sequences that are running keep their keys and values and go on under the new
-        version, which tags their next tokens.
+        Cached prefixes of the old weights are no longer found, and sequences that have not begun
+        compute all anew. Those that have begun go on under the new version, which tags their next
+        tokens; with ``kv_on_update`` "keep" they keep their keys and values, with "recompute" they
+        compute them again, so that their next tokens depend on the new weights alone. What was
+        sampled keeps its log-probs and versions in both.
         """
         self.version = version
         self._scheduler.weights_changed()
 
+    def suspend(self, release: bool) -> None:
+        """Stand by between two steps; the next ``step`` goes on and nothing is lost.
+
+        With ``release``, every sequence gives up its pages and the KV cache's memory is given back.
+        The next steps take it again and compute the sequences' keys and values anew, under the
+        weights of then. Without, all stays in place.
+        """
+        if release:
+            self._scheduler.drop_all_pages()
+            self._cache = None
+
     def release_memory(self) -> None:
         """Give the KV cache's memory back while no sequence needs it. Raises if one does."""
-        if self._scheduler.running or self._scheduler.waiting:
+        if not self._scheduler.is_idle:
             raise LagzeroError("the KV cache cannot be released while sequences are unfinished")
-        self._scheduler.weights_changed()
-        self._cache = None
+        self.suspend(release=True)
 
     def check_integrity(self) -> None:
         """Assert that pages, references and sequences agree."""

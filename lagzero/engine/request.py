@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from lagzero.types import Array, Finish
+import numpy as np
+
+from lagzero.types import TOKEN, Array, Finish
 
 
 def derive_seed(*parts: object) -> int:
@@ -58,23 +60,63 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt, sampled once for each seed. The members share the prompt's KV pages."""
+    """One prompt, sampled once for each seed. The members share the prompt's KV pages.
+
+    ``begun`` is empty, or one ``TOKEN`` array [T_m] for each seed: what an earlier request with
+    these seeds had sampled when it was taken back. Sampling goes on after those tokens, with the
+    random numbers that follow theirs; the limit on new tokens, the stops and the completion count
+    them in, and each keeps the log-prob and the version that it came with.
+    """
 
     id: int
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]  # 64-bit, see ``derive_seed``
     sampling: Sampling
+    begun: tuple[Array, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.seeds or not all(0 <= seed < 1 << 64 for seed in self.seeds):
             raise ValueError(f"request {self.id}: seeds {self.seeds} are not 64-bit, at least one")
         if any(token < 0 for token in self.prompt_ids):
             raise ValueError(f"request {self.id}: the prompt holds a negative token id")
+        if self.begun and len(self.begun) != len(self.seeds):
+            raise ValueError(
+                f"request {self.id}: begun tokens for {len(self.begun)} members, but "
+                f"{len(self.seeds)} seeds; give one TOKEN array a seed, or none at all"
+            )
+        for member, tokens in enumerate(self.begun):
+            problem = _problem_of_begun(tokens, self.sampling.max_new_tokens)
+            if problem is not None:
+                raise ValueError(
+                    f"request {self.id}: the begun tokens of member {member} {problem}"
+                )
+
+
+def _problem_of_begun(tokens: Array, limit: int) -> str | None:
+    """Say why tokens cannot be what this policy's engine had sampled, or None if they can."""
+    if tokens.dtype != TOKEN or tokens.ndim != 1:
+        return f"are not a TOKEN array [T] but {tokens.dtype} {list(tokens.shape)}"
+    if len(tokens) > limit:
+        return f"are {len(tokens)}, more than max_new_tokens={limit}"
+    for what, bad in (
+        ("was not sampled by the policy (trained is False)", ~tokens["trained"]),
+        ("has no log-prob that is finite and <= 0", ~(np.isfinite(tokens["logprob"]))),
+        ("has no log-prob that is finite and <= 0", tokens["logprob"] > 0),
+        ("has no policy version", tokens["version"] < 0),
+        ("has a negative id", tokens["id"] < 0),
+    ):
+        if bad.any():
+            return f"cannot be resumed: token {int(np.flatnonzero(bad)[0])} {what}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished member of a request: a ``TOKEN`` array [T] of what was sampled, and its text."""
+    """One finished member of a request: a ``TOKEN`` array [T] of what was sampled, and its text.
+
+    With ``Finish.ABORT``, a request with the same prompt, seeds and sampling whose ``begun`` holds
+    the tokens of every member goes on where this one was, on this engine or another.
+    """
 
     request_id: int
     member: int
@@ -103,7 +145,19 @@ class Sequence:
     name: bytes = b""  # chain hash of those pages
     is_counted: bool = False  # its request's prompt is in the engine's counters
     nameable: bool = True  # False once its pages hold keys of more than one policy version
+    round_end: int = 0  # new tokens at which its round ends; the scheduler sets it
     followers: list[Sequence] = field(default_factory=list["Sequence"])
+
+    @classmethod
+    def of(cls, request: Request, member: int) -> Sequence:
+        """Return a member's state before its first step here."""
+        seq = cls(request, member, list(request.prompt_ids))
+        if request.begun:
+            begun = request.begun[member]
+            seq.ids += begun["id"].tolist()
+            seq.logprobs += begun["logprob"].tolist()
+            seq.versions += begun["version"].tolist()
+        return seq
 
     @property
     def num_prompt(self) -> int:

@@ -3,12 +3,18 @@
 Every running sequence has ids without keys in the cache. One such id means decoding; more mean
 prefill, whether of a new prompt or of a sequence that lost its pages. Decoding goes first; prefill
 takes what is left of ``chunk_tokens``; a free slot is filled at once from the waiting line.
+
+With ``round_tokens``, a sequence that has written so many tokens in one round gives its slot away
+and is parked, with its pages, until the round ends for all: when the weights change, or when there
+is nothing else to do. Source of such partial rollouts: Kimi k1.5 (2025), arXiv 2501.12599.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from lagzero.engine.blocks import OutOfPages, PagePool, chain_hash
 from lagzero.engine.request import Sequence
@@ -31,24 +37,72 @@ class Schedule:
     copies: tuple[tuple[int, int], ...]  # (from page, to page)
 
 
-class Scheduler:
-    """Owns the waiting line, the running set and the page tables."""
+def _led(line: Iterable[Sequence]) -> list[Sequence]:
+    """Return ``line`` with members of one request that have no pages behind their shortest.
 
-    def __init__(self, pool: PagePool, max_running: int, chunk_tokens: int, use_prefix_cache: bool):
+    That one, at the place of the first of them, computes the prompt for all; see ``fork``.
+    """
+    groups: dict[int, list[Sequence]] = {}
+    for seq in line:
+        key = id(seq) if seq.pages else id(seq.request)
+        groups.setdefault(key, []).extend((seq, *seq.followers))
+    leaders: list[Sequence] = []
+    for members in groups.values():
+        leader = min(members, key=lambda seq: seq.num_new)
+        for seq in members:
+            seq.followers = []
+        leader.followers = [seq for seq in members if seq is not leader]
+        leaders.append(leader)
+    return leaders
+
+
+class Scheduler:
+    """Owns the waiting line, the running set, the parked ones and the page tables."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        max_running: int,
+        chunk_tokens: int,
+        use_prefix_cache: bool,
+        round_tokens: int | None = None,
+        kv_on_update: Literal["keep", "recompute"] = "keep",
+    ):
         self.pool = pool
         self.max_running = max_running
         self.chunk_tokens = chunk_tokens
         self.use_prefix_cache = use_prefix_cache
+        self.round_tokens = round_tokens
+        self.kv_on_update = kv_on_update
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.parked: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_parked = 0
         self.num_cached_tokens = 0
         self.num_prompt_tokens = 0
         self._copies: list[tuple[int, int]] = []
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no sequence at all."""
+        return not (self.running or self.waiting or self.parked)
+
+    def listed(self) -> list[Sequence]:
+        """Return all sequences but followers, which are behind their leaders."""
+        return [*self.running, *self.waiting, *self.parked]
+
+    def add(self, members: list[Sequence]) -> None:
+        """Put the members of a new request at the end of the line."""
+        for seq in members:
+            self._start_round(seq)
+        self.waiting.extend(_led(members))
+
     def schedule(self, version: int) -> Schedule:
         """Choose the next step's work and give it pages. Raises OutOfPages if one sequence alone
         cannot fit the pool."""
+        if self.parked and not self.running and not self.waiting:
+            self._new_round()
         self._copies = []
         work: list[Work] = []
         for seq in [s for s in self.running if s.num_pending == 1]:
@@ -77,19 +131,19 @@ class Scheduler:
             try:
                 self._give_pages(seq, seq.num_pending)
             except OutOfPages:
+                if self._take_pages(self.parked):
+                    continue
                 if self.running:
                     return
-                others = [s for s in self.waiting if s is not seq and s.pages]
-                if not others:
+                if not self._take_pages([s for s in self.waiting if s is not seq]):
                     raise
-                self._drop_pages(others[-1])
                 continue
             self.waiting.popleft()
             self.running.append(seq)
-            if not seq.is_counted:  # so it comes with its prompt alone
+            if not seq.is_counted:
                 seq.is_counted = True
                 self.num_prompt_tokens += seq.num_prompt
-                self.num_cached_tokens += seq.num_computed
+                self.num_cached_tokens += min(seq.num_computed, seq.num_prompt)
             count = min(seq.num_pending, budget)
             work.append(Work(seq, seq.num_computed, count))
             budget -= count
@@ -116,9 +170,7 @@ class Scheduler:
                 self._give_pages(seq, 1)
                 return True
             except OutOfPages:
-                holder = next((s for s in reversed(self.waiting) if s.pages), None)
-                if holder is not None:
-                    self._drop_pages(holder)
+                if self._take_pages(self.parked) or self._take_pages(self.waiting):
                     continue
                 victim = self.running[-1]
                 if victim is seq and len(self.running) == 1:
@@ -126,6 +178,14 @@ class Scheduler:
                 self._preempt(victim)
                 if victim is seq:
                     return False
+
+    def _take_pages(self, line: list[Sequence] | deque[Sequence]) -> bool:
+        """Take all pages of the last in a line that has some. False if none has."""
+        holder = next((s for s in reversed(line) if s.pages), None)
+        if holder is None:
+            return False
+        self._drop_pages(holder)
+        return True
 
     def _give_pages(self, seq: Sequence, count: int) -> None:
         """Make the pages of the next ``count`` ids exist and be the sequence's own."""
@@ -172,47 +232,96 @@ class Scheduler:
             seq.num_named += 1
 
     def fork(self, seq: Sequence) -> list[Sequence]:
-        """Let the followers share the finished prompt. Those that have a slot run at once.
+        """Let the followers share the pages of the finished prompt.
 
-        The others wait with the shared pages and compute only the prompt's last id again.
-        Returns those that run.
+        Those that have sampled nothing run at once, while there are slots; they are returned. The
+        others wait with the shared pages. They compute the rest of their own tokens, or, if they
+        have none, the prompt's last id again.
         """
         started: list[Sequence] = []
         held: list[Sequence] = []
+        size = self.pool.page_size
         for follower in seq.followers:
-            follower.pages = [self.pool.share(page) for page in seq.pages]
-            follower.num_named, follower.name = seq.num_named, seq.name
+            num_prompt = follower.num_prompt
+            follower.pages = [self.pool.share(p) for p in seq.pages[: -(-num_prompt // size)]]
+            if seq.num_named <= num_prompt // size:
+                follower.num_named, follower.name = seq.num_named, seq.name
             follower.nameable = seq.nameable
             follower.is_counted = True
-            follower.num_computed = seq.num_computed
-            if len(self.running) < self.max_running:
+            if not follower.num_new and len(self.running) < self.max_running:
+                follower.num_computed = num_prompt
                 self.running.append(follower)
                 started.append(follower)
             else:
-                follower.num_computed -= 1
+                follower.num_computed = min(num_prompt, len(follower.ids) - 1)
                 held.append(follower)
         seq.followers = []
         self.waiting.extendleft(reversed(held))
         return started
 
+    def park(self, seq: Sequence) -> None:
+        """Take a running sequence out until its round ends; it keeps its pages while they last."""
+        self.num_parked += 1
+        self.running.remove(seq)
+        self.parked.append(seq)
+
+    def _start_round(self, seq: Sequence) -> None:
+        most = seq.request.sampling.max_new_tokens  # there a sequence ends and is never parked
+        seq.round_end = most if self.round_tokens is None else seq.num_new + self.round_tokens
+
+    def _new_round(self) -> None:
+        """Put the parked back in line, before what has not begun, and start a round for all."""
+        begun = [seq for seq in self.waiting if seq.num_new]
+        fresh = [seq for seq in self.waiting if not seq.num_new]
+        self.waiting = deque(_led([*begun, *self.parked, *fresh]))
+        self.parked = []
+        for seq in self.listed():
+            for member in (seq, *seq.followers):
+                self._start_round(member)
+
     def remove(self, seq: Sequence) -> None:
         """Forget a finished or aborted sequence, and its followers with it."""
-        (self.running if seq in self.running else self.waiting).remove(seq)
+        for line in (self.running, self.waiting, self.parked):
+            if seq in line:
+                line.remove(seq)
+                break
         self._drop_pages(seq)
 
     def weights_changed(self) -> None:
-        """Let only running sequences keep keys and values of the old version."""
+        """End the round. What has begun keeps its keys and values or, with ``kv_on_update``
+        "recompute", computes them anew, as what has not begun always does."""
+        if self.kv_on_update == "recompute":
+            self.drop_all_pages()
         for seq in self.waiting:
+            if not (seq.num_new and seq.num_pending == 1):  # else its round ended earlier
+                self._drop_pages(seq)
+        for seq in self.listed():
+            seq.nameable = not seq.pages
+        self.pool.forget_all()
+        self._new_round()
+
+    def drop_all_pages(self) -> None:
+        """Take every page and forget all content. What ran is first in line to compute it anew."""
+        for seq in self.listed():
             self._drop_pages(seq)
-        for seq in self.running:
-            seq.nameable = False
+        self.waiting = deque(_led([*self.running, *self.waiting]))
+        self.running = []
         self.pool.forget_all()
 
     def check_integrity(self) -> None:
         """Assert the invariants of pages and sequences."""
-        everyone = (*self.running, *self.waiting)
-        self.pool.check_integrity([s.pages for s in everyone])
-        assert len(set(map(id, everyone))) == len(everyone), "a sequence is listed twice"
+        listed = self.listed()
+        followers = [f for seq in listed for f in seq.followers]
+        self.pool.check_integrity([s.pages for s in listed])
+        everyone = set(map(id, (*listed, *followers)))
+        assert len(everyone) == len(listed) + len(followers), "a sequence is listed twice"
         assert len(self.running) <= self.max_running
-        for seq in everyone:
+        assert not any(f.pages or f.followers or f.num_computed for f in followers)
+        for seq in listed:
             assert seq.num_computed <= len(seq.pages) * self.pool.page_size
+            assert seq.num_computed < len(seq.ids)
+            assert seq.num_new <= seq.request.sampling.max_new_tokens
+            assert len(seq.logprobs) == len(seq.versions) == seq.num_new
+        for seq in self.parked:
+            assert not seq.followers
+            assert seq.num_pending == 1 or not seq.pages, "parked in the middle of its prompt"

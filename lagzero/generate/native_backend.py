@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from lagzero.engine.engine import Engine
+from lagzero.engine.engine import Engine, Unfinished
 from lagzero.engine.request import Completion, Request, Sampling
 from lagzero.runtime.local_runtime import ComputeThread
-from lagzero.types import Rollout
+from lagzero.types import Array, Rollout
 
 
 class NativeBackend:
@@ -22,18 +22,26 @@ class NativeBackend:
         self._open: dict[int, tuple[asyncio.Future[list[Completion]], int]] = {}
         self._ended: dict[int, list[Completion]] = {}
         self._driver: asyncio.Task[None] | None = None
+        self._paused = False
 
     async def complete(
-        self, prompt_ids: tuple[int, ...], seeds: Sequence[int], sampling: Sampling
+        self,
+        prompt_ids: tuple[int, ...],
+        seeds: Sequence[int],
+        sampling: Sampling,
+        begun: Sequence[Array] = (),
     ) -> list[Rollout]:
-        """Return one rollout for each seed, in order. Cancelling it aborts the request."""
-        request = Request(next(self._ids), prompt_ids, tuple(seeds), sampling)
+        """Return one rollout for each seed, in order. Cancelling it aborts the request.
+
+        ``begun`` goes on after what the rollouts of an earlier call, with the same prompt, seeds
+        and sampling, came back with: their ``tokens``, one a seed, of finished members as well.
+        """
+        request = Request(next(self._ids), prompt_ids, tuple(seeds), sampling, tuple(begun))
         future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
         self._open[request.id] = (future, len(seeds))
         try:
             await self._compute.call(self.engine.add, request)
-            if self._driver is None or self._driver.done():
-                self._driver = asyncio.create_task(self._drive())
+            self._start()
             completions = await future
         except asyncio.CancelledError:
             self._compute.submit(self.engine.abort, [request.id])
@@ -44,8 +52,40 @@ class NativeBackend:
         ordered = sorted(completions, key=lambda c: c.member)
         return [Rollout(c.member, c.tokens, c.text, c.finish) for c in ordered]
 
+    async def unfinished(self) -> dict[int, Unfinished]:
+        """Return where the members of each open request are, by a number for ``take_back``."""
+        return await self._compute.call(lambda: self.engine.unfinished)
+
+    async def take_back(self, request_ids: Iterable[int]) -> None:
+        """End requests as they stand: their callers get what was sampled, with ``Finish.ABORT``.
+
+        Numbers that are not open any more are ignored.
+        """
+        for completion in await self._compute.call(self.engine.abort, list(request_ids)):
+            self._collect(completion)
+
+    async def pause(self, release: bool) -> None:
+        """Stop between two engine steps until ``resume``; see ``Engine.suspend`` for ``release``.
+
+        Requests that come meanwhile wait, and cancelling works. A pause that is cancelled is one
+        all the same.
+        """
+        self._paused = True
+        if self._driver is not None and not self._driver.done():
+            await asyncio.wait([self._driver])  # the step that it is in
+        await self._compute.call(self.engine.suspend, release)
+
+    async def resume(self) -> None:
+        """Go on after a pause. Without one, nothing happens."""
+        self._paused = False
+        self._start()
+
+    def _start(self) -> None:
+        if self._open and not self._paused and (self._driver is None or self._driver.done()):
+            self._driver = asyncio.create_task(self._drive())
+
     async def _drive(self) -> None:
-        while self._open:
+        while self._open and not self._paused:
             try:
                 completions = await self._compute.call(self.engine.step)
             except Exception as error:

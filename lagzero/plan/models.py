@@ -264,5 +264,5 @@ class ModelObserver:
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Note the step and the virtual time."""
-        if metrics:  # an empty step has none
+        if "tokens" in metrics:  # an empty step has none
             self.steps.append(StepRecord(step, now_s(), metrics))

@@ -48,11 +48,40 @@ class WindowedBuffer(Generic[T]):
             self._far[index] = self._num_put
         self._num_put += 1
 
-    def pop(self) -> tuple[int, T] | None:
+    def item(self, index: int) -> T | None:
+        """Return the item that was put at ``index`` and is still here."""
+        return self._items.get(index)
+
+    def peek(self) -> tuple[int, T] | None:
         """Return the next (index, item) that may leave, or None while there is none."""
-        if not self._near:
-            return None
-        _, index = heapq.heappop(self._near)
+        while self._near and self._near[0][1] not in self._items:
+            heapq.heappop(self._near)  # withdrawn or skipped
+        return (index := self._near[0][1], self._items[index]) if self._near else None
+
+    def pop(self) -> tuple[int, T] | None:
+        """Hand the next (index, item) over, or None while there is none."""
+        head = self.peek()
+        if head is not None:
+            heapq.heappop(self._near)
+            self._leave(head[0])
+        return head
+
+    def withdraw(self, index: int) -> T:
+        """Take an item out as if it had never been put; it may be put again."""
+        self._far.pop(index, None)
+        self._near = [each for each in self._near if each[1] != index]
+        heapq.heapify(self._near)
+        return self._items.pop(index)
+
+    def skip(self, index: int) -> None:
+        """Count an index as gone, with or without its item. Raises ValueError if it is gone."""
+        if index in self._gone or index < self.first:
+            raise ValueError(f"item {index} left twice")
+        self._far.pop(index, None)
+        self._leave(index)
+
+    def _leave(self, index: int) -> None:
+        self._items.pop(index, None)
         self._gone.add(index)
         while self.first in self._gone:
             self._gone.remove(self.first)
@@ -62,4 +91,3 @@ class WindowedBuffer(Generic[T]):
             ):
                 heapq.heappush(self._near, (order, self.first + self.window))
             self.first += 1
-        return index, self._items.pop(index)

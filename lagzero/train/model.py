@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from lagzero.config import ModelConfig
 from lagzero.errors import LagzeroError
 from lagzero.numerics.attention import ATTENTION, PLAN_KEYWORD, AttentionPlan, register
+from lagzero.numerics.precision import pick_dtype
 from lagzero.train.builtin import BUILTIN, builtin_folder
 from lagzero.train.check_model import check_model
 
@@ -113,12 +114,13 @@ def load_policy(config: ModelConfig, device: torch.device | None = None) -> Poli
     """
     register()
     tokenizer, _ = load_tokenizer(config)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
+    device = device or pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
     with _explained(config.path):
         module: Any = AutoModelForCausalLM.from_pretrained(
             _source(config.path), dtype=dtype, attn_implementation=ATTENTION
         )
-    policy = Policy(module.to(device or pick_device(config.device)).eval(), tokenizer)
+    policy = Policy(module.to(device).eval(), tokenizer)
     check_model(policy)
     return policy
 

@@ -119,7 +119,7 @@ class World:
 
             def step(self, step: int, metrics: Any) -> None:
                 world.note("observer", step)
-                assert metrics == {"reward/mean": 0.5, "train/loss": 1.0}
+                assert {"reward/mean": 0.5, "train/loss": 1.0}.items() <= metrics.items()
 
         class Trainer:
             step = world.step

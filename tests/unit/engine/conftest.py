@@ -128,6 +128,51 @@ def make_model(family: str, seed: int = 0) -> tuple[Policy, Any]:
     return Policy(module.requires_grad_(False), Words()), plain
 
 
+class Versions:
+    """One model that holds the weights of version ``v % 2``, and its plain twin likewise."""
+
+    def __init__(self, family: str, same: bool = False):
+        self.policy, self.plain = make_model(family, seed=0)
+        other, _ = make_model(family, seed=0 if same else 1)
+        self.states = [
+            {name: tensor.clone() for name, tensor in p.module.state_dict().items()}
+            for p in (self.policy, other)
+        ]
+
+    def load(self, module: Any, version: int) -> None:
+        with torch.no_grad():
+            for name, tensor in module.state_dict().items():
+                tensor.copy_(self.states[version % 2][name])
+
+    def publish(self, engine: Engine, version: int) -> None:
+        self.load(self.policy.module, version)
+        engine.weights_changed(version)
+
+    def cached_logprobs(self, asked: Request, tokens: Any) -> list[float]:
+        """Transformers' own cache, one token at a time, with the weights of each token's tag."""
+        past, row = None, torch.tensor([asked.prompt_ids])
+        logprobs = []
+        for token, version in zip(tokens["id"].tolist(), tokens["version"].tolist(), strict=True):
+            self.load(self.plain, version)
+            with torch.no_grad():
+                out = self.plain(input_ids=row, past_key_values=past, use_cache=True)
+            logprobs.append(float(out.logits[0, -1].log_softmax(-1)[token]))
+            past, row = out.past_key_values, torch.tensor([[token]])
+        return logprobs
+
+    def whole_logprobs(self, asked: Request, tokens: Any) -> list[float]:
+        """One pass without a cache for each version: its weights alone say what its tokens get."""
+        ids, start = tokens["id"].tolist(), len(asked.prompt_ids) - 1
+        logprobs = [0.0] * len(ids)
+        for version in sorted(set(tokens["version"].tolist())):
+            self.load(self.plain, version)
+            with torch.no_grad():
+                logits = self.plain(input_ids=torch.tensor([[*asked.prompt_ids, *ids]])).logits[0]
+            for at in (tokens["version"] == version).nonzero()[0].tolist():
+                logprobs[at] = float(logits[start + at].log_softmax(-1)[ids[at]])
+        return logprobs
+
+
 def drain(
     engine: Engine,
     requests: Iterable[Request] = (),
@@ -154,9 +199,22 @@ def drain(
     return done
 
 
-@pytest.fixture(scope="session", name="make_model")
-def _make_model() -> Callable[..., tuple[Policy, Any]]:
-    return make_model
+@pytest.fixture(scope="session")
+def versions_of() -> type[Versions]:
+    return Versions
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that fills with the position of every id that any policy computes."""
+    hidden, positions = Policy.hidden, []
+
+    def counted(self: Policy, ids: torch.Tensor, position_ids: torch.Tensor, plan: Any) -> Any:
+        positions.extend(position_ids.tolist())
+        return hidden(self, ids, position_ids, plan)
+
+    monkeypatch.setattr(Policy, "hidden", counted)
+    return positions
 
 
 @pytest.fixture(scope="session")

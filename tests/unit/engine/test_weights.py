@@ -13,27 +13,6 @@ PROMPT = tuple(range(20, 60))
 TOLERANCE = 5e-5
 
 
-class Versions:
-    """One model that holds the weights of version ``v % 2``, and its plain twin likewise."""
-
-    def __init__(self, make_model, family: str, same: bool = False):
-        self.policy, self.plain = make_model(family, seed=0)
-        other, _ = make_model(family, seed=0 if same else 1)
-        self.states = [
-            {name: tensor.clone() for name, tensor in p.module.state_dict().items()}
-            for p in (self.policy, other)
-        ]
-
-    def load(self, module, version: int) -> None:
-        with torch.no_grad():
-            for name, tensor in module.state_dict().items():
-                tensor.copy_(self.states[version % 2][name])
-
-    def publish(self, engine, version: int) -> None:
-        self.load(self.policy.module, version)
-        engine.weights_changed(version)
-
-
 def assert_equal(done, expected):
     assert done["id"].tolist() == expected["id"].tolist()
     np.testing.assert_allclose(done["logprob"], expected["logprob"], rtol=0, atol=TOLERANCE)
@@ -44,11 +23,11 @@ def request(number: int, prompt=PROMPT, new: int = 8, seed: int = 5) -> Request:
 
 
 @pytest.fixture
-def fresh(make_model, engine_of, drain):
+def fresh(versions_of, engine_of, drain):
     """Return the tokens of a request under version 1, from an engine that knew no other."""
 
     def run(family: str, asked: Request):
-        versions = Versions(make_model, family)
+        versions = versions_of(family)
         versions.load(versions.policy.module, 1)
         return drain(engine_of(versions.policy, version=1), [asked])[asked.id, 0].tokens
 
@@ -56,9 +35,9 @@ def fresh(make_model, engine_of, drain):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_cached_prefixes_do_not_survive_an_update(family, make_model, engine_of, drain, fresh):
+def test_cached_prefixes_do_not_survive_an_update(family, versions_of, engine_of, drain, fresh):
     """WS3, LO3: P under W0, W1, P again equals a fresh engine; so does W0 when it comes back."""
-    versions = Versions(make_model, family)
+    versions = versions_of(family)
     engine = engine_of(versions.policy)
     first = drain(engine, [request(0)])[0, 0].tokens
     versions.publish(engine, 1)
@@ -70,9 +49,9 @@ def test_cached_prefixes_do_not_survive_an_update(family, make_model, engine_of,
     assert_equal(drain(engine, [request(2)])[2, 0].tokens, first)
 
 
-def test_a_shared_prompt_stays_right_over_20_updates(make_model, engine_of, drain, fresh):
+def test_a_shared_prompt_stays_right_over_20_updates(versions_of, engine_of, drain, fresh):
     """WS3: the gap does not grow; within one version the prefix is found."""
-    versions = Versions(make_model, "llama")
+    versions = versions_of("llama")
     engine = engine_of(versions.policy)
     expected = fresh("llama", request(0))
     for version in range(1, 21):
@@ -85,9 +64,9 @@ def test_a_shared_prompt_stays_right_over_20_updates(make_model, engine_of, drai
             assert_equal(tokens, expected)
 
 
-def test_waiting_sequences_keep_nothing_of_the_old_weights(make_model, engine_of, drain, fresh):
+def test_waiting_sequences_keep_nothing_of_the_old_weights(versions_of, engine_of, drain, fresh):
     """WS3: not even a prefix that was found for one that then had to wait for pages."""
-    versions = Versions(make_model, "llama")
+    versions = versions_of("llama")
     engine = engine_of(versions.policy, kv_cache_tokens=96, page_size=8)
     drain(engine, [request(0, new=1)])  # P is in the cache: 5 pages of 12
     engine.add(request(1, prompt=tuple(range(100, 147)), new=20))  # takes 6, then 7 and more
@@ -101,9 +80,9 @@ def test_waiting_sequences_keep_nothing_of_the_old_weights(make_model, engine_of
     assert_equal(done[2, 0].tokens, fresh("llama", late))
 
 
-def test_members_that_wait_compute_the_prompt_anew(make_model, engine_of, drain, fresh):
+def test_members_that_wait_compute_the_prompt_anew(versions_of, engine_of, drain, fresh):
     """WS3: they have sampled nothing, so nothing binds them to the old weights."""
-    versions = Versions(make_model, "llama")
+    versions = versions_of("llama")
     engine = engine_of(versions.policy, max_running=1)
     engine.add(Request(0, PROMPT, (1, 5), Sampling(8)))
     engine.step()
@@ -113,32 +92,19 @@ def test_members_that_wait_compute_the_prompt_anew(make_model, engine_of, drain,
     assert_equal(done[0, 1].tokens, fresh("llama", request(0)))
 
 
-def twin_logprobs(versions: Versions, asked: Request, tokens) -> list[float]:
-    """Transformers' own cache, one token at a time, with the weights that each token was tagged."""
-    past, row = None, torch.tensor([asked.prompt_ids])
-    logprobs = []
-    for token, version in zip(tokens["id"].tolist(), tokens["version"].tolist(), strict=True):
-        versions.load(versions.plain, version)
-        with torch.no_grad():
-            out = versions.plain(input_ids=row, past_key_values=past, use_cache=True)
-        logprobs.append(float(out.logits[0, -1].log_softmax(-1)[token]))
-        past, row = out.past_key_values, torch.tensor([[token]])
-    return logprobs
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_weights_may_switch_at_every_step(family, make_model, engine_of, drain):
+def test_weights_may_switch_at_every_step(family, versions_of, engine_of, drain):
     """WS4: 50 switches while three stream; each token is of exactly the version of its tag."""
-    versions = Versions(make_model, family)
+    versions = versions_of(family)
     engine = engine_of(versions.policy)
     asked = [request(n, PROMPT[: 3 + 9 * n], new=50, seed=n) for n in range(3)]
     done = drain(engine, asked, before_step=lambda step: versions.publish(engine, step))
     for one in asked:
         tokens = done[one.id, 0].tokens
         assert tokens["version"].tolist() == list(range(50))
-        expected = twin_logprobs(versions, one, tokens)
+        expected = versions.cached_logprobs(one, tokens)
         np.testing.assert_allclose(tokens["logprob"], expected, rtol=0, atol=TOLERANCE)
-    wrong = twin_logprobs(versions, asked[0], one_version(done[0, 0].tokens))
+    wrong = versions.cached_logprobs(asked[0], one_version(done[0, 0].tokens))
     assert np.abs(np.array(wrong) - done[0, 0].tokens["logprob"]).max() > 0.1
 
 
@@ -148,9 +114,9 @@ def one_version(tokens):
     return tokens
 
 
-def test_updates_with_equal_weights_change_nothing(make_model, engine_of, drain):
+def test_updates_with_equal_weights_change_nothing(versions_of, engine_of, drain):
     """WS4, MO1: also with preemption, a chunked prefill and members that wait."""
-    versions = Versions(make_model, "qwen3", same=True)
+    versions = versions_of("qwen3", same=True)
     asked = [
         Request(n, PROMPT[: 5 + 8 * n], tuple(range(10 * n, 10 * n + 3)), Sampling(20))
         for n in range(4)
@@ -183,9 +149,9 @@ def test_an_announcement_aborts_nothing_and_leaves_a_trail(model, engine_of, dra
         assert completion.version == 5
 
 
-def test_pages_of_mixed_versions_are_not_offered_to_others(make_model, engine_of, drain, fresh):
+def test_pages_of_mixed_versions_are_not_offered_to_others(versions_of, engine_of, drain, fresh):
     """WS3: a sequence that ran across an update leaves nothing in the cache."""
-    versions = Versions(make_model, "llama")
+    versions = versions_of("llama")
     engine = engine_of(versions.policy)
     engine.add(request(0, new=30))
     for _ in range(5):
@@ -215,9 +181,9 @@ def test_memory_is_released_only_when_nothing_needs_it(model, engine_of, drain):
 
 
 @pytest.mark.parametrize("when", [0, 1, 4])
-def test_an_engine_recovers_from_broken_weights(when, make_model, engine_of, drain):
+def test_an_engine_recovers_from_broken_weights(when, versions_of, engine_of, drain):
     """NaN weights raise; after a reset and good weights, no NaN is left in any page."""
-    versions = Versions(make_model, "llama")
+    versions = versions_of("llama")
     engine = engine_of(versions.policy, page_size=32, kv_cache_tokens=256)
     expected = drain(engine, [request(0)])[0, 0].tokens
     engine.add(Request(1, PROMPT, (1, 2, 3), Sampling(8)))

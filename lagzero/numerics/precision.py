@@ -1,0 +1,23 @@
+"""Which type a device multiplies in at full speed."""
+
+from __future__ import annotations
+
+import torch
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether the device has bfloat16 matrix products of its own.
+
+    A CPU without them (AVX2 at most) converts number by number: 1.2 GFLOP/s where float32 reaches
+    64 on the same core.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # no public name says it
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Turn ``auto``, ``float32`` or ``bfloat16`` into a type; auto is bfloat16 where it is fast."""
+    if name == "auto":
+        return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
