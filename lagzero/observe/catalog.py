@@ -92,6 +92,52 @@ CATALOG: tuple[Metric, ...] = (
     Metric("version/min", "versions", "min", "Oldest policy version that sampled a trained token."),
     Metric("version/max", "versions", "max", "Newest such version."),
     Metric("lag/max", "versions", "max", "Trainer version before the update minus version/min."),
+    Metric("lag/token_mean", "versions", "mean", "Lag of the trained tokens."),
+    Metric("lag/share/*", "", "share", "Trained tokens with this lag; 8_up: with 8 or more."),
+    Metric("lag/group_mean", "versions", "mean", "Lag of the trained groups, by staleness.clock."),
+    Metric("lag/group_max", "versions", "max", "Largest such lag."),
+    Metric("staleness/given_up/count", "groups", "sum", "Groups given up since the step before."),
+    Metric(
+        "staleness/given_up/share", "", "share", "Of the groups trained or given up since then."
+    ),
+    Metric(
+        "staleness/given_up/*/count",
+        "groups",
+        "sum",
+        "By reason: stale (above the bound), surplus, interrupted, lost (their play failed).",
+    ),
+    *(
+        row
+        for name, whom in (
+            ("trained", "groups of the step"),
+            ("waiting", "finished groups that are held for later steps"),
+            ("given_up/*", "finished groups given up, by reason"),
+        )
+        for row in (
+            Metric(f"staleness/{name}/length_mean", "tokens", "mean", f"Of a rollout; {whom}."),
+            Metric(f"staleness/{name}/reward_mean", "", "mean", f"Of scored rollouts; {whom}."),
+        )
+    ),
+    Metric("staleness/waiting/count", "groups", "last", "Finished groups held for later steps."),
+    Metric("staleness/playing/count", "groups", "last", "Groups that are being played."),
+    Metric(
+        "staleness/restarts/count", "groups", "sum", "Groups begun again since the step before."
+    ),
+    Metric(
+        "staleness/long_share",
+        "",
+        "share",
+        "Long visits among those that ended lately: trained or given up (docs/staleness.md).",
+    ),
+    Metric("staleness/long_trained_share", "", "share", "Long visits among the trained of them."),
+    Metric("staleness/long_lost_share", "", "share", "Of the long visits, those given up."),
+    Metric(
+        "staleness/selection_p",
+        "",
+        "last",
+        "Probability of so many long ones among the given-up, were these drawn blindly.",
+    ),
+    Metric("staleness/alarm", "", "last", "1 while long groups are being lost, else 0."),
     # the objective
     Metric("train/loss", "", "sum", "The step's loss, with its weights, over all micro-batches."),
     Metric("policy/loss", "", "mean", "Policy term over trained tokens, without the weights."),
