@@ -140,6 +140,7 @@ class Loop:
             elif taken is not None:
                 groups.append(taken)
             elif self._tasks:
+                self._news.set()  # what was given up just now made room for others to start
                 await self._wait()
             else:
                 break

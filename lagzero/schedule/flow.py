@@ -115,7 +115,10 @@ class Flow:
         if reason == "surplus":
             return
         self._lost_in_a_row += 1
-        if self._lost_in_a_row >= self.schedule.max_empty_steps * self.schedule.groups_per_step:
+        # As many as may have been started in vain, and those of as many steps as may be empty.
+        of = self.schedule
+        num_steps = of.max_empty_steps + of.max_lag + of.sync_every
+        if self._lost_in_a_row >= num_steps * of.groups_per_step + of.extra_groups:
             raise LagzeroError(
                 f"{self._lost_in_a_row} groups in a row were given up and none was trained "
                 f"(schedule.max_empty_steps), so the run stops.\nThe last one: {reason}"
