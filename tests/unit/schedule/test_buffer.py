@@ -116,35 +116,115 @@ class ScanningBuffer:
         self.window, self.first, self.gone = window, first, set(ahead)
         self.items: list[int] = []
 
-    def pop(self) -> int | None:
+    def peek(self) -> int | None:
         for index in self.items:
             if self.window is None or index < self.first + self.window:
-                self.items.remove(index)
-                self.gone.add(index)
-                while self.first in self.gone:
-                    self.first += 1
                 return index
         return None
+
+    def pop(self) -> int | None:
+        index = self.peek()
+        if index is not None:
+            self.skip(index)
+        return index
+
+    def withdraw(self, index: int) -> None:
+        self.items.remove(index)
+
+    def skip(self, index: int) -> None:
+        if index in self.items:
+            self.items.remove(index)
+        self.gone.add(index)
+        while self.first in self.gone:
+            self.first += 1
 
 
 @given(
     st.permutations(range(4, 20)),
     st.sets(st.integers(5, 12), max_size=4),
     st.one_of(st.none(), st.integers(1, 9)),
-    st.lists(st.booleans(), min_size=40, max_size=40),
+    st.lists(
+        st.tuples(st.sampled_from(["put", "put", "pop", "withdraw", "skip"]), st.integers(0, 99)),
+        max_size=60,
+    ),
 )
 def test_the_buffer_equals_its_scanning_twin(
-    order: list[int], ahead: set[int], window: int | None, takes: list[bool]
+    order: list[int], ahead: set[int], window: int | None, moves: list[tuple[str, int]]
 ):
+    """Put, pop, withdraw (to be put again later) and skip, with or without an item."""
     buffer: WindowedBuffer[str] = WindowedBuffer(window, 4, ahead)
     twin = ScanningBuffer(window, 4, sorted(ahead))
-    waiting = [index for index in order if index not in ahead]
-    for take in takes:
-        if take or not waiting:
+    playing = [index for index in order if index not in ahead]
+    for move, number in moves:
+        if move == "put" and playing:
+            index = playing.pop()
+            buffer.put(index, f"item {index}")
+            twin.items.append(index)
+        elif move == "pop":
             popped = buffer.pop()
             assert (popped and popped[0]) == twin.pop()
-            assert buffer.first == twin.first
-        else:
-            index = waiting.pop()
-            buffer.put(index, "")
-            twin.items.append(index)
+        elif move == "withdraw" and twin.items:
+            index = twin.items[number % len(twin.items)]
+            assert buffer.withdraw(index) == f"item {index}"
+            twin.withdraw(index)
+            playing.insert(number % (len(playing) + 1), index)
+        elif move == "skip" and (left := sorted({*twin.items, *playing})):
+            index = left[number % len(left)]
+            buffer.skip(index)
+            twin.skip(index)
+            playing = [each for each in playing if each != index]
+        head = buffer.peek()
+        assert head == (None if twin.peek() is None else (twin.peek(), f"item {twin.peek()}"))
+        assert buffer.first == twin.first
+        assert buffer.ahead == tuple(sorted(i for i in twin.gone if i > twin.first))
+        assert len(buffer) == len(twin.items)
+        assert all(buffer.item(index) == f"item {index}" for index in twin.items)
+
+
+def test_looking_at_the_next_item_does_not_take_it():
+    buffer: WindowedBuffer[str] = WindowedBuffer(2)
+    assert buffer.peek() is None
+    buffer.put(1, "b")
+    assert [buffer.peek(), buffer.peek(), buffer.pop()] == [(1, "b")] * 3
+    assert buffer.item(1) is None
+
+
+def test_a_withdrawn_item_is_as_if_never_put():
+    buffer: WindowedBuffer[str] = WindowedBuffer(1)
+    buffer.put(0, "old")
+    buffer.put(1, "b")
+    assert buffer.withdraw(0) == "old"
+    assert buffer.pop() is None  # 1 waits for 0, which is still to come
+    buffer.put(0, "new")
+    assert [buffer.pop(), buffer.pop()] == [(0, "new"), (1, "b")]
+
+
+def test_an_item_beyond_the_window_can_be_withdrawn_too():
+    buffer: WindowedBuffer[str] = WindowedBuffer(1)
+    buffer.put(1, "old")
+    buffer.withdraw(1)
+    buffer.put(0, "a")
+    buffer.put(1, "new")
+    assert [buffer.pop(), buffer.pop()] == [(0, "a"), (1, "new")]
+
+
+def test_a_skipped_index_holds_nobody_up():
+    buffer: WindowedBuffer[str] = WindowedBuffer(1)
+    buffer.put(1, "b")
+    buffer.put(2, "c")
+    buffer.skip(0)  # without an item
+    assert buffer.peek() == (1, "b")
+    buffer.skip(1)  # with one
+    assert drain(buffer) == [2]
+    assert (buffer.first, buffer.ahead) == (3, ())
+
+
+@pytest.mark.parametrize("again", [0, 2])
+def test_what_has_left_cannot_leave_or_come_again(again: int):
+    buffer: WindowedBuffer[str] = WindowedBuffer(None)
+    buffer.skip(0)
+    buffer.skip(2)
+    with pytest.raises(ValueError, match=f"item {again} left twice"):
+        buffer.skip(again)
+    with pytest.raises(ValueError, match=f"item {again} was handed in twice"):
+        buffer.put(again, "")
