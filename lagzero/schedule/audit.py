@@ -144,7 +144,7 @@ class Audit:
             f"{found.given_up - found.long_given_up} of {found.visits - found.long} others; by "
             f"chance this has p = {found.p:.1g}. "
             + (
-                f"They are {found.long_share:.0%} of what was started and {trained:.0%} of what "
+                f"They are {found.long_share:.0%} of what ended and {trained:.0%} of what "
                 "is trained."
                 if trained is not None
                 else "Nothing at all was trained."

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -176,7 +177,7 @@ def test_the_alarm_says_how_much_is_lost_once_and_what_to_do():
     assert checked(metrics) == metrics
     (text,) = audit.alarms()
     assert "16 of the last 16 long ones were given up (100%), 0 of 48 others" in text
-    assert "25% of what was started and 0% of what is trained" in text
+    assert "25% of what ended and 0% of what is trained" in text
     assert "90 tokens or more" in text
     assert "16 stale (action drop, bound 2)" in text
     assert "hard (16 times)" in text
@@ -338,6 +339,8 @@ def test_dropping_starves_the_slow_kind_and_the_alarm_says_so():
     assert "50 tokens or more" in text
     assert "and 0% of what is trained" in text
     assert [f"slow{n}" in text.split("again and again")[1] for n in (3, 7, 11)] == [True] * 3
+    page = (Path(__file__).parents[3] / "docs" / "staleness.md").read_text(encoding="utf-8")
+    assert " ".join(text.split()) in " ".join(page.split())  # it is the page's example
     assert world.metrics[-1]["staleness/long_lost_share"] == 1.0
     assert world.metrics[-1]["staleness/alarm"] == 1.0
 
