@@ -100,6 +100,11 @@ class PagePool:
         """Return the page with that content, without taking a reference."""
         return self._by_hash.get(name)
 
+    def forget(self, page: int) -> None:
+        """Make a page that someone holds unfindable: another will be written into it."""
+        if page in self._hash_of:
+            self._forget(page)
+
     def forget_all(self) -> None:
         """Drop the content index (the weights changed); referenced pages stay valid."""
         for page in list(self._hash_of):

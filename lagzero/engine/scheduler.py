@@ -240,9 +240,12 @@ class Scheduler:
         """
         started: list[Sequence] = []
         held: list[Sequence] = []
-        size = self.pool.page_size
+        size, num_prompt = self.pool.page_size, seq.num_prompt
+        if seq.followers and num_prompt % size and seq.num_named > num_prompt // size:
+            # It ends with ids of the leader. A follower may be its only holder when it writes its
+            # own there, and would not copy it then.
+            self.pool.forget(seq.pages[num_prompt // size])
         for follower in seq.followers:
-            num_prompt = follower.num_prompt
             follower.pages = [self.pool.share(p) for p in seq.pages[: -(-num_prompt // size)]]
             if seq.num_named <= num_prompt // size:
                 follower.num_named, follower.name = seq.num_named, seq.name
@@ -270,10 +273,14 @@ class Scheduler:
         seq.round_end = most if self.round_tokens is None else seq.num_new + self.round_tokens
 
     def _new_round(self) -> None:
-        """Put the parked back in line, before what has not begun, and start a round for all."""
-        begun = [seq for seq in self.waiting if seq.num_new]
+        """Put the parked back in line, before what has not begun, and start a round for all.
+
+        Those that hold pages come first: behind one that waits for pages they would only keep them.
+        """
+        begun = [seq for seq in (*self.waiting, *self.parked) if seq.num_new]
+        begun.sort(key=lambda seq: not seq.pages)
         fresh = [seq for seq in self.waiting if not seq.num_new]
-        self.waiting = deque(_led([*begun, *self.parked, *fresh]))
+        self.waiting = deque(_led([*begun, *fresh]))
         self.parked = []
         for seq in self.listed():
             for member in (seq, *seq.followers):
