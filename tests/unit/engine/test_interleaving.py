@@ -1,0 +1,126 @@
+"""Whatever is done to an engine between its steps, its members get the same tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lagzero.engine.request import Request, Sampling, derive_seed
+
+TRUNK = tuple(range(30, 60))
+SIZES = [(5, 2), (11, 4), (16, 1)]  # prompt tokens and members of each request
+NEW = 10
+STEPS = st.tuples(st.just("step"), st.integers(1, 7))
+OTHERS = st.sampled_from(["add", "abort", "sleep", "stand by", "publish"])
+ACTIONS = st.one_of(STEPS, st.tuples(OTHERS, st.integers(0, len(SIZES) - 1)))
+
+
+def request(number: int, begun=()) -> Request:
+    length, members = SIZES[number]
+    seeds = tuple(derive_seed(number, member) for member in range(members))
+    return Request(number, (*TRUNK[: length - 1], 100 + number), seeds, Sampling(NEW), begun)
+
+
+class Caller:
+    """Adds requests, takes them back, adds them again; knows what each member has so far."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.version = 0
+        self.done = {}
+        self.open = set()
+        self.taken = {}  # request -> tokens of its members when all had ended or were taken back
+
+    def act(self, what: str, number: int) -> None:
+        match what:
+            case "step":
+                for _ in range(number):
+                    self.collect(self.engine.step())
+                    self.engine.check_integrity()
+            case "add":
+                self.add(number)
+            case "abort":
+                self.collect(self.engine.abort([number]))
+                assert number not in self.open, "a member is missing"
+            case "sleep" | "stand by":
+                self.engine.suspend(release=what == "sleep")
+            case "publish":
+                self.version += 1
+                self.engine.weights_changed(self.version)
+        self.engine.check_integrity()
+
+    def add(self, number: int) -> None:
+        if number not in self.open:
+            self.open.add(number)
+            self.engine.add(request(number, self.taken.pop(number, ())))
+
+    def collect(self, completions) -> None:
+        for completion in completions:
+            key = completion.request_id, completion.member
+            assert key not in self.done, f"{key} ended twice"
+            self.done[key] = completion
+            if all((key[0], m) in self.done for m in range(SIZES[key[0]][1])):
+                self.open.discard(key[0])
+                self.taken[key[0]] = tuple(
+                    self.done.pop((key[0], m)).tokens for m in range(SIZES[key[0]][1])
+                )
+
+    def finish(self) -> dict[int, tuple[np.ndarray, ...]]:
+        """Ask for what is missing, run to the end, and return all tokens."""
+        for number in range(len(SIZES)):
+            self.add(number)
+        for _ in range(4000):
+            if not self.engine.has_work:
+                break
+            self.act("step", 1)
+        assert not self.engine.has_work, "the engine does not come to an end"
+        assert not self.open
+        assert self.engine._scheduler.pool.num_used == 0
+        return self.taken
+
+
+@pytest.fixture(scope="module")
+def plain(model, engine_of, drain):
+    """What an engine to which nothing is done returns."""
+    policy, _ = model("llama")
+    return drain(engine_of(policy), [request(n) for n in range(len(SIZES))])
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    actions=st.lists(ACTIONS, min_size=4, max_size=25),
+    max_running=st.sampled_from([1, 3, 8]),
+    round_tokens=st.sampled_from([1, 3, 5, None]),
+    pages=st.sampled_from([7, 11, 60]),
+    chunk=st.sampled_from([5, 512]),
+    kv=st.sampled_from(["keep", "recompute"]),
+    prefix_cache=st.booleans(),
+)
+def test_any_interleaving_gives_the_same_tokens(
+    actions, max_running, round_tokens, pages, chunk, kv, prefix_cache, plain, model, engine_of
+):
+    """Adding, stepping, taking back and resuming, sleeping and publishing equal weights."""
+    policy, _ = model("llama")
+    engine = engine_of(
+        policy,
+        page_size=4,
+        kv_cache_tokens=4 * pages,
+        max_running=max_running,
+        prefill_chunk_tokens=chunk,
+        round_tokens=round_tokens,
+        kv_on_update=kv,
+        prefix_cache=prefix_cache,
+    )
+    caller = Caller(engine)
+    caller.act("add", 1)
+    for what, number in actions:
+        caller.act(what, number)
+    for number, members in caller.finish().items():
+        for member, tokens in enumerate(members):
+            want = plain[number, member].tokens
+            assert tokens["id"].tolist() == want["id"].tolist()
+            np.testing.assert_allclose(tokens["logprob"], want["logprob"], rtol=0, atol=5e-5)
+            assert (np.diff(tokens["version"]) >= 0).all()
+            assert tokens["version"].max() <= caller.version
