@@ -144,7 +144,10 @@ class ScanningBuffer:
     st.sets(st.integers(5, 12), max_size=4),
     st.one_of(st.none(), st.integers(1, 9)),
     st.lists(
-        st.tuples(st.sampled_from(["put", "put", "pop", "withdraw", "skip"]), st.integers(0, 99)),
+        st.tuples(
+            st.sampled_from(["put"] * 6 + ["pop", "withdraw", "withdraw", "skip"]),
+            st.integers(0, 99),
+        ),
         max_size=60,
     ),
 )
@@ -199,6 +202,15 @@ def test_a_withdrawn_item_is_as_if_never_put():
     assert [buffer.pop(), buffer.pop()] == [(0, "new"), (1, "b")]
 
 
+def test_a_withdrawn_item_goes_to_the_end_of_the_line():
+    buffer: WindowedBuffer[str] = WindowedBuffer(None)
+    for index in (0, 1, 2):
+        buffer.put(index, "")
+    buffer.withdraw(1)
+    buffer.put(1, "")
+    assert drain(buffer) == [0, 2, 1]
+
+
 def test_an_item_beyond_the_window_can_be_withdrawn_too():
     buffer: WindowedBuffer[str] = WindowedBuffer(1)
     buffer.put(1, "old")
@@ -206,6 +218,18 @@ def test_an_item_beyond_the_window_can_be_withdrawn_too():
     buffer.put(0, "a")
     buffer.put(1, "new")
     assert [buffer.pop(), buffer.pop()] == [(0, "a"), (1, "new")]
+
+
+def test_an_item_withdrawn_beyond_the_window_loses_its_place_in_line():
+    buffer: WindowedBuffer[str] = WindowedBuffer(2)
+    buffer.put(1, "")
+    buffer.put(2, "")  # beyond
+    buffer.withdraw(2)
+    buffer.put(0, "")
+    assert [buffer.pop(), buffer.pop()] == [(1, ""), (0, "")]  # the window is 2 and 3 now
+    buffer.put(3, "")
+    buffer.put(2, "")
+    assert drain(buffer) == [3, 2]
 
 
 def test_a_skipped_index_holds_nobody_up():
