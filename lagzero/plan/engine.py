@@ -2,12 +2,14 @@
 
 Between two events the set of running rollouts is fixed, so the time of all decode steps between
 them is a closed form (``pace``). The cost is a few microseconds a rollout, whatever its length.
+``per_token`` is the slow twin.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,8 @@ class Visit:
     done: asyncio.Future[None]
     left: int = 0  # rollouts that have not finished
     oldest: int | None = None  # lowest version at which a rollout began
+    newest: int | None = None  # lowest version at which a rollout ended
+    written: float = 0.0  # tokens, of all rollouts and rounds
     start_versions: int = 0  # sum over rollouts of the version at which it began
     token_versions: float = 0.0  # sum over tokens of the version that the engine had
 
@@ -66,8 +70,9 @@ class Recorder:
         return [*self.spans, *(span for span in rest if span.start_s < now_s)]
 
 
-# (visit, rollout, tokens to write now, tokens left for later rounds, context before it)
-Waiting = tuple[Visit, int, float, float, float]
+# (visit, rollout, tokens to write now, tokens left for later rounds, context before it, and
+# whether the keys and values of that context are gone)
+Waiting = tuple[Visit, int, float, float, float, bool]
 # (count at which it finishes, order, what was waiting, sum of versions when it began)
 Running = tuple[float, int, Waiting, float]
 
@@ -79,6 +84,12 @@ class Engine:
     a number that is known when it begins: a heap of those numbers gives the next event. With
     ``cap`` a rollout writes at most so many tokens a round; the rest waits, its KV cache kept,
     until new weights come or the engine has nothing else to do.
+
+    ``kv_tokens`` bounds the contexts of all running rollouts, tokens. One that does not fit waits;
+    when the next step does not fit, the one that began last goes back to the head of the queue
+    without its cache, and nobody begins until a rollout has left. One alone always runs.
+    Before a step, decoding stands still for prompts and lost contexts, ``prefill_tok_per_s``;
+    a group's prompt is computed once. None: no limit, no cost.
     """
 
     def __init__(
@@ -89,12 +100,18 @@ class Engine:
         meter: Meter,
         cap: float | None = None,
         recorder: Recorder | None = None,
+        kv_tokens: float | None = None,
+        prefill_tok_per_s: float | None = None,
     ):
         self.number = number
         self.version = 0
         self.num_tokens = 0.0  # written by finished rounds
         self.num_carried = 0  # rounds that ended at the cap
+        self.num_evicted = 0  # rounds that ended because the cache was full
         self._pace, self._max, self._meter, self._cap = pace, max_running, meter, cap
+        self._kv_tokens = math.inf if kv_tokens is None else kv_tokens
+        self._prefill_s = 1 / prefill_tok_per_s if prefill_tok_per_s else 0.0
+        self._full = False  # somebody was evicted, and nobody has left since
         self._recorder, self._name = recorder, f"engine {number}/"
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Waiting] = deque()
@@ -107,7 +124,7 @@ class Engine:
         self._context = 0.0  # tokens of all running rollouts at it
         self._goal = 0.0  # count at the next event
         self._timer: asyncio.TimerHandle | None = None
-        self._held = False  # without a timer it stands still already
+        self._holds = 0  # without a timer it stands still already
         self._marked, self._version_sum = 0.0, 0.0  # count, and sum of versions over steps to it
 
     def submit(self, visit: Visit) -> None:
@@ -116,7 +133,7 @@ class Engine:
         cap = self._cap
         for rollout, length in enumerate(visit.lengths):
             now = length if cap is None else min(length, cap)
-            self._queue.append((visit, rollout, now, length - now, visit.prompt_tokens))
+            self._queue.append((visit, rollout, now, length - now, visit.prompt_tokens, False))
         self._meter.advance(self._loop.time())
         self._meter.queued += visit.left
         if len(self._running) < self._max:
@@ -132,15 +149,23 @@ class Engine:
         self._dead.add(visit)
         self._look_soon()
 
-    def hold(self) -> None:
-        """Stand still from the next step boundary until ``release``."""
-        self._held = True
+    def hold(self) -> float:
+        """Stand still from the next step boundary on, and return its time, seconds.
+
+        Each hold ends with a ``release`` of its own.
+        """
+        self._holds += 1
+        if self._timer is None:
+            return self._loop.time()
+        steps = self._boundary() - self._count
+        still_s = self._at_s + self._pace.span_s(len(self._running), self._context, steps)
         self._look_soon()
+        return still_s
 
     def release(self) -> None:
-        """Go on."""
-        self._held = False
-        if self._timer is None:
+        """Go on, once every hold is released."""
+        self._holds -= 1
+        if not self._holds and self._timer is None:
             self._at_s = self._loop.time()
             self._start_or_hold()
 
@@ -175,7 +200,7 @@ class Engine:
                 self._set_timer(goal)
                 if self._pace.continuous:
                     self._event()  # this instant is a boundary
-        elif not self._held:
+        elif not self._holds:
             self._at_s = self._loop.time()
             self._start_or_hold()
 
@@ -204,69 +229,111 @@ class Engine:
         now = self._loop.time()
         if self._dead:
             self._bury()
-        if self._held:
+        if self._holds:
             return
         if not self._running and not self._queue and self._carried:
             self._queue.extend(self._carried)
             self._meter.advance(now)
             self._meter.queued += len(self._carried)
             self._carried.clear()
+        while len(self._running) > 1 and self._context + len(self._running) > self._kv_tokens:
+            self._evict(now)
         self._start(now)
         if self._running:
-            self._set_timer(self._running[0][0])
+            self._set_timer(min(self._running[0][0], self._count + self._steps_that_fit()))
+
+    def _steps_that_fit(self) -> float:
+        num = len(self._running)
+        if num == 1 or self._kv_tokens == math.inf:
+            return math.inf
+        return (self._kv_tokens - self._context) // num
+
+    def _fits(self, waiting: Waiting) -> bool:
+        """Whether a rollout may begin: its context, and one step of all that then run."""
+        num = len(self._running)
+        return not num or self._context + waiting[4] + num + 1 <= self._kv_tokens
 
     def _start(self, now: float) -> None:
-        free = min(self._max - len(self._running), len(self._queue))
-        if free <= 0:
+        queue, running = self._queue, self._running
+        free = min(self._max - len(running), len(queue))
+        if free <= 0 or self._full:
             return
-        self._meter.advance(now)
-        self._meter.busy += free
-        self._meter.queued -= free
-        versions = self._versions()
+        before, versions, prefill = len(running), self._versions(), 0.0
         for _ in range(free):
-            waiting = self._queue.popleft()
-            visit, rollout, length, _, context = waiting
+            if not self._fits(queue[0]):
+                break
+            waiting = queue.popleft()
+            visit, rollout, length, _, context, lost = waiting
             self._order += 1
-            heapq.heappush(self._running, (self._count + length, self._order, waiting, versions))
+            heapq.heappush(running, (self._count + length, self._order, waiting, versions))
             self._context += context
-            if context == visit.prompt_tokens:  # its first round
+            if lost:
+                prefill += context
+            elif context == visit.prompt_tokens:  # its first round
                 visit.start_versions += self.version
                 if visit.oldest is None:
                     visit.oldest = self.version
+                    prefill += context
             if self._recorder is not None:
                 self._recorder.begin(self._name, _label(visit, rollout), now)
+        self._meter.advance(now)
+        self._meter.busy += len(running) - before
+        self._meter.queued -= len(running) - before
+        self._at_s = now + prefill * self._prefill_s
 
     def _leave(self, running: Running, now: float) -> None:
-        _, _, (visit, rollout, length, rest, context), versions = running
-        self._meter.busy -= 1
-        self._context -= context + length
-        self.num_tokens += length
-        visit.token_versions += self._versions() - versions
-        if self._recorder is not None:
-            self._recorder.end(self._name, _label(visit, rollout), now)
+        visit, rollout, length, rest, context, _ = running[2]
+        self._settle(running, length, now)
+        self._full = False
         if rest > 0:
             more = rest if self._cap is None else min(rest, self._cap)
-            self._carried.append((visit, rollout, more, rest - more, context + length))
+            self._carried.append((visit, rollout, more, rest - more, context + length, False))
             self.num_carried += 1
             return
         visit.left -= 1
+        if visit.newest is None:
+            visit.newest = self.version
         if not visit.left and not visit.done.done():
             visit.done.set_result(None)
 
+    def _settle(self, running: Running, written: float, now: float) -> None:
+        """Account for a rollout that stops running with ``written`` tokens of its round."""
+        _, _, (visit, rollout, _, _, context, _), versions = running
+        self._meter.busy -= 1
+        self._context -= context + written
+        self.num_tokens += written
+        visit.written += written
+        visit.token_versions += self._versions() - versions
+        if self._recorder is not None:
+            self._recorder.end(self._name, _label(visit, rollout), now)
+
+    def _evict(self, now: float) -> None:
+        """Send the rollout that began last back to the head of the queue, without its cache."""
+        last = max(self._running, key=_began)
+        self._running.remove(last)
+        heapq.heapify(self._running)
+        visit, rollout, length, rest, context, _ = last[2]
+        written = length - (last[0] - self._count)
+        self._meter.advance(now)
+        self._settle(last, written, now)
+        self._queue.appendleft((visit, rollout, length - written, rest, context + written, True))
+        self._meter.queued += 1
+        self._full = True
+        self.num_evicted += 1
+
     def _bury(self) -> None:
-        keep: list[Running] = []
-        for each in self._running:
-            visit, rollout, length, _, context = each[2]
-            if visit not in self._dead:
-                keep.append(each)
-                continue
-            self._meter.busy -= 1
-            self._context -= context + length - (each[0] - self._count)
-            if self._recorder is not None:
-                self._recorder.end(self._name, _label(visit, rollout), self._loop.time())
-        heapq.heapify(keep)
-        self._running = keep
+        now = self._loop.time()
+        gone = [each for each in self._running if each[2][0] in self._dead]
+        self._running = [each for each in self._running if each[2][0] not in self._dead]
+        heapq.heapify(self._running)
+        for each in gone:
+            self._settle(each, each[2][2] - (each[0] - self._count), now)
+            self._full = False
         self._dead.clear()
+
+
+def _began(running: Running) -> int:
+    return running[1]
 
 
 def _label(visit: Visit, rollout: int) -> str:

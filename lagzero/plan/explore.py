@@ -1,11 +1,13 @@
 """Fault exploration: the real loop under the virtual clock with random times, faults and orders.
 
     python -m lagzero.plan.explore --schedules 20000 --seed 0
+    python -m lagzero.plan.explore --schedules 1000000 --workers 2
     python -m lagzero.plan.explore --replay 4711            one schedule, with its events
 
-A schedule is a pure function of its number: configuration, stage times, one fault or none, a moment
-to stop or cancel, and the order of ready callbacks. After the run ends, however it ended, a second
-run resumes from the last saved progress without faults and must finish the work.
+A schedule is a pure function of its number: configuration, stage times, one fault or none, groups
+that are lost, a moment to stop or cancel, and the order of ready callbacks. After the run ends,
+however it ended, a second run resumes from the last saved progress without faults and must finish
+the work.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
-from lagzero.loop import Progress
+from lagzero.errors import LagzeroError
 from lagzero.plan.clock import Deadlock, run_virtual
 from lagzero.plan.faults import FAULTS, RAISING, Fault, InjectedFault, Setup, World
+from lagzero.plan.ledger import Event, Ledger, Saved
+from lagzero.schedule.staleness import Action, Clock, Contract
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +34,9 @@ class Outcome:
 
     number: int
     setup: Setup
-    ending: str  # finished, stopped, cancelled, failed, stuck
+    ending: str  # finished, stopped, cancelled, failed, stuck, refused
     violations: tuple[str, ...]
-    events: tuple[str, ...]
+    events: tuple[Event, ...]
 
 
 def draw_setup(number: int) -> Setup:
@@ -41,15 +46,24 @@ def draw_setup(number: int) -> Setup:
     moment = rng.choice((None, None, None, "stop", "cancel"))
     return Setup(
         seed=number,
-        steps=rng.randint(1, 6),
-        groups_per_step=rng.randint(1, 4),
+        steps=rng.randint(1, 5),
+        groups_per_step=rng.choice((1, 1, 2, 2, 3, 4)),
         group_size=rng.randint(1, 3),
         max_lag=rng.randint(0, 3),
         window=rng.choice((1, 1, 2, 3, 8, None)),
-        extra_groups=rng.choice((0, 0, 0, 1, 5)),
-        num_prompts=rng.choice((None, rng.randint(0, 24))),
+        extra_groups=rng.choice((0, 0, 0, 1, 4)),
+        surplus=rng.choice(_SURPLUS),
+        sync_every=rng.choice((1, 1, 1, 2, 3)),
+        contract=Contract(
+            rng.choice(_ACTIONS),
+            rng.choice((None, 0, 1, 2)),
+            rng.choice(_CLOCKS),
+            rng.randint(0, 2),
+        ),
+        num_prompts=rng.choice((None, rng.randint(0, 16))),
         turns=rng.random() < 0.3,
         empty_share=rng.choice((0.0, 0.0, 0.3)),
+        lost_share=rng.choice((0.0, 0.0, 0.1)),
         fault=Fault(kind, rng.randint(0, 12)),
         moment=moment,
         moment_s=rng.uniform(0, 40) if moment else 0.0,
@@ -57,19 +71,27 @@ def draw_setup(number: int) -> Setup:
     )
 
 
+_SURPLUS: tuple[Literal["carry", "drop"], ...] = ("carry", "carry", "drop")
+_ACTIONS: tuple[Action, ...] = ("wait", "wait", "drop", "recycle", "interrupt", "accept")
+_CLOCKS: tuple[Clock, ...] = ("oldest_token", "oldest_token", "newest_token", "start")
+
+
 def run_schedule(number: int) -> Outcome:
     """Run schedule ``number`` and, afterwards, its resumption; check what must hold of both."""
     setup = draw_setup(number)
-    world = World(setup, Progress())
+    world = World(setup, Saved())
     ending, violations = _run(world, _order(setup, 0))
-    violations += world.violations()
+    violations += world.ledger.violations()
     if ending == "finished":
-        violations += _complete(setup, world)
-    resumed = World(setup.without_fault(), world.saved, world.committed)
-    _, wrong = _run(resumed, _order(setup, 1))
-    wrong += resumed.violations() + _complete(setup, resumed)
+        violations += _complete(setup, world.ledger)
+    resumed = World(setup.without_fault(), world.ledger.saved)
+    again, wrong = _run(resumed, _order(setup, 1))
+    wrong += resumed.ledger.violations()
+    if again != "refused":
+        wrong += _complete(setup, resumed.ledger)
     violations += [f"resumed: {each}" for each in wrong]
-    return Outcome(number, setup, ending, tuple(violations), (*world.events, *resumed.events))
+    events = (*world.ledger.events, *resumed.ledger.events)
+    return Outcome(number, setup, ending, tuple(violations), events)
 
 
 def _order(setup: Setup, part: int) -> random.Random | None:
@@ -91,16 +113,18 @@ def _run(world: World, order: random.Random | None) -> tuple[str, list[str]]:
             return "stuck", [f"deadlock: {stuck}"]
         missing = [name for name in world.hanging if name not in names]
         return "stuck", [f"the deadlock does not name {name}" for name in missing]
+    except LagzeroError as error:
+        return "refused", [] if world.setup.may_refuse else [f"refused to go on: {error}"]
     except Exception as error:  # whatever it is, it was not put in
         return "failed", [f"raised {error!r}"]
 
 
-def _complete(setup: Setup, world: World) -> list[str]:
+def _complete(setup: Setup, ledger: Ledger) -> list[str]:
     """List what a run that ended by itself should have done and has not."""
-    step = world.saved.step
+    step = ledger.saved.progress.step
     if setup.num_prompts is None:
         return [] if step == setup.steps else [f"ended at step {step} of {setup.steps}"]
-    if step == setup.steps or len(world.consumed()) == setup.num_prompts:
+    if step == setup.steps or ledger.is_over(setup.num_prompts):
         return []
     return [f"ended at step {step} of {setup.steps} with prompts left"]
 
@@ -148,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _replay(number: int) -> int:
     outcome = run_schedule(number)
     print(outcome.setup)
-    print("\n".join(outcome.events))
+    for at_s, what, numbers in outcome.events:
+        print(f"{at_s:.6f} {what} {' '.join(map(str, numbers))}")
     print(f"{outcome.ending}; {len(outcome.violations)} violations")
     print("\n".join(outcome.violations))
     return 1 if outcome.violations else 0

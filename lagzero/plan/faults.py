@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+
+from lagzero.errors import GroupLost
 from lagzero.loop import Loop, LoopSchedule, Progress, Stages
+from lagzero.plan.ledger import Ledger, LedgerAudit, Saved
 from lagzero.plan.models import FreeGate
 from lagzero.runtime.local_runtime import TurnGate
+from lagzero.schedule.router import Router
+from lagzero.schedule.staleness import Contract, provable_bound
 from lagzero.types import (
+    TOKEN,
     Batch,
     Finish,
     Group,
@@ -23,13 +29,13 @@ from lagzero.types import (
     Score,
     ScoredGroup,
     StepStats,
-    sampled_tokens,
 )
 
 FAULTS = (
     "source raises",
     "rollout raises",
     "rollout never returns",
+    "engine dies",
     "scorer raises",
     "scorer never returns",
     "preparer raises",
@@ -40,6 +46,7 @@ FAULTS = (
 
 
 RAISING = ("raises", "half-way")  # how the kinds end that raise
+ENGINES = 2
 
 
 class InjectedFault(RuntimeError):
@@ -65,9 +72,13 @@ class Setup:
     max_lag: int
     window: int | None
     extra_groups: int
+    surplus: Literal["carry", "drop"]
+    sync_every: int
+    contract: Contract
     num_prompts: int | None
     turns: bool  # colocated: stages take turns
     empty_share: float
+    lost_share: float  # of plays and of scorings that give their group up
     fault: Fault
     moment: str | None  # stop, cancel or None
     moment_s: float
@@ -77,46 +88,71 @@ class Setup:
         """Return the same run with nothing going wrong."""
         return replace(self, fault=Fault("none", 0), moment=None)
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether every group is too old before the next transfer, so that the run cannot go on."""
+        bound = self.contract.bound
+        acts = self.contract.action in ("drop", "recycle", "interrupt")
+        return acts and bound is not None and bound < self.sync_every - 1
+
+    def schedule(self) -> LoopSchedule:
+        """Return the loop's schedule."""
+        return LoopSchedule(
+            self.steps,
+            self.groups_per_step,
+            self.max_lag,
+            self.window,
+            max_empty_steps=8 if self.may_refuse else 1000,
+            extra_groups=self.extra_groups,
+            surplus=self.surplus,
+            sync_every=self.sync_every,
+            contract=self.contract,
+        )
+
+    def bounds(self) -> list[int]:
+        """Return the bounds that each lag must keep: of admission and of the contract."""
+        provable = provable_bound(
+            self.max_lag, self.groups_per_step, self.window, self.extra_groups, self.sync_every
+        )
+        acts = self.contract.action in ("drop", "recycle", "interrupt")
+        return [
+            each for each in (provable, self.contract.bound if acts else None) if each is not None
+        ]
+
 
 @dataclass(slots=True)
 class World:
-    """All stages at once. It resumes from ``start`` with what ``committed`` steps trained."""
+    """All stages at once. It resumes from what ``start`` saved."""
 
     setup: Setup
-    start: Progress
-    committed: tuple[tuple[int, ...], ...] = ()  # groups of each step that was saved
-    events: list[str] = field(default_factory=list[str])
+    start: Saved
+    ledger: Ledger = field(init=False)
     hanging: list[str] = field(default_factory=list[str])
-    saved: Progress = field(init=False)
-    _wrong: list[str] = field(default_factory=list[str])
-    _began: dict[int, int] = field(default_factory=dict[int, int])  # group -> published version
     _calls: dict[str, int] = field(default_factory=dict[str, int])
-    _taken: tuple[int, ...] = ()
-    _replicas: list[int] = field(default_factory=lambda: [0, 0])  # version of each engine
+    _replicas: list[int] = field(default_factory=list[int])  # version of each engine
+    _works: list[dict[asyncio.Future[bool], None]] = field(init=False)  # what each engine does
+    _router: Router = field(init=False)
     _version: int = 0
     _training: bool = False
     _playing: int = 0
     _rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self.saved = self.start
-        self._version = self.start.step
-        self._replicas = [self.start.step] * 2
-        self._rng = random.Random(f"{self.setup.seed} {self.start.step}")
+        contract, step = self.setup.contract, self.start.progress.step
+        restarts = contract.max_restarts if contract.action in ("recycle", "interrupt") else 0
+        self.ledger = Ledger(self.start, 1 + restarts)
+        self._version = step
+        self._replicas = [step] * ENGINES
+        self._works = [{} for _ in range(ENGINES)]
+        self._router = Router(ENGINES)
+        self._rng = random.Random(f"{self.setup.seed} {step}")
 
     async def run(self) -> str:
         """Run the loop to its end and say how it ended: finished, stopped or cancelled."""
         setup = self.setup
-        stages = Stages(self, self, self, self, _Trainer(self), self, self._gate(), _Silent())
-        schedule = LoopSchedule(
-            setup.steps,
-            setup.groups_per_step,
-            setup.max_lag,
-            setup.window,
-            max_empty_steps=1000,
-            extra_groups=setup.extra_groups,
-        )
-        loop = Loop(stages, schedule, self.start, self._after)
+        stages = Stages(self, self, self, self, _Trainer(self), self, self._gate(), _Watcher(self))
+        loop = Loop(stages, setup.schedule(), self.start.progress, self._after)
+        loop.flow.audit = LedgerAudit(setup.contract, self.ledger, sums=setup.seed % 8 == 0)
         clock = asyncio.get_running_loop()
         if setup.moment is None:
             await loop.run()
@@ -127,11 +163,13 @@ class World:
             await asyncio.wait([task])
             ending = "cancelled" if task.cancelled() else self._stopped(task, clock.time())
         left = [t.get_name() for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-        self._expect(not left, f"tasks were left running: {left}")
+        self.ledger.expect(not left, f"tasks were left running: {left}")
+        self.ledger.expect(not self._playing, "a play that ended is still counted")
         return ending
 
     def _stopped(self, task: asyncio.Task[Progress], now_s: float) -> str:
-        self._expect(task.result() == self.saved, "the result is not what was saved last")
+        same = task.result() == self.ledger.saved.progress
+        self.ledger.expect(same, "the result is not what was saved last")
         return "stopped" if now_s >= self.setup.moment_s else "finished"
 
     def _gate(self) -> TurnGate | FreeGate:
@@ -147,29 +185,66 @@ class World:
         return Prompt(f"p{index}", (index,), "")
 
     async def play(self, index: int, prompt: Prompt) -> Group:
-        """Write one token a rollout, the group's own number."""
-        self._note("play", index)
-        self._expect(index not in self._began, f"group {index} was started twice")
-        self._expect(prompt.token_ids == (index,), f"group {index} got prompt {prompt.id}")
-        self._began[index] = min(self._replicas)
+        """Write two tokens a rollout, the group's own number, on one of the engines."""
+        expect = self.ledger.expect
+        self.ledger.play(index, min(self._replicas))
+        expect(prompt.token_ids == (index,), f"group {index} got prompt {prompt.id}")
         self._playing += 1
-        self._expect(not (self.setup.turns and self._training), "generating in a training turn")
+        expect(not (self.setup.turns and self._training), "generating in a training turn")
         try:
             failing = self._is_due("rollout raises")
             if self._is_due("rollout never returns"):
                 await self._hang(index)
-            await asyncio.sleep(self._duration())
+            versions = await self._write(index)
+            self._maybe_lose(index)
             if failing:
                 raise InjectedFault(f"rollout of group {index}")
         finally:
             self._playing -= 1
-        tokens = sampled_tokens([index], [-1.0], [self._began[index]])
+        tokens = np.empty(2, TOKEN)
+        tokens["id"], tokens["logprob"], tokens["trained"] = index, -1.0, True
+        tokens["version"] = versions
         rollouts = tuple(
-            Rollout(member, tokens, f"{index}", Finish.STOP)
-            for member in range(self.setup.group_size)
+            Rollout(member, tokens, "", Finish.STOP) for member in range(self.setup.group_size)
         )
-        self._note("played", index)
+        self.ledger.note("played", index)
         return Group(index, prompt, rollouts)
+
+    async def _write(self, index: int) -> tuple[int, int]:
+        """Return the versions of the first and the last token. A dead engine's work is re-sent."""
+        clock = asyncio.get_running_loop()
+        while True:
+            engine = self._router.pick()
+            began = self._replicas[engine]
+            done = clock.create_future()
+            timer = clock.call_later(self._duration(), _finish, done)
+            self._works[engine][done] = None
+            if self._is_due("engine dies"):
+                clock.call_later(self._duration() / 4, self._die, engine)
+            try:
+                lives = await done
+            finally:
+                timer.cancel()
+                if self._works[engine].pop(done, 1) is None:
+                    self._router.left(engine)
+            if lives:
+                return began, self._replicas[engine]
+            self.ledger.note("re-sent", index)
+
+    def _die(self, engine: int) -> None:
+        """Lose an engine and its work; it is back later, with the newest weights."""
+        self.ledger.note("dies", engine)
+        self._router.lost(engine)
+        works, self._works[engine] = self._works[engine], {}
+        for done in works:
+            if not done.done():
+                done.set_result(False)
+        asyncio.get_running_loop().call_later(self._duration(), self._come_back, engine)
+
+    def _come_back(self, engine: int) -> None:
+        self.ledger.note("is back", engine)
+        self._replicas[engine] = max(self._replicas)
+        self._router.joined(engine)
 
     async def score(self, group: Group) -> ScoredGroup:
         """Give each rollout the group's number as its reward."""
@@ -180,23 +255,20 @@ class World:
             await asyncio.sleep(self._duration() / 4)
         if failing:
             raise InjectedFault(f"scoring of group {group.index}")
+        self._maybe_lose(group.index)
         score = Score(Outcome.SCORED, float(group.index))
-        self._note("scored", group.index)
+        self.ledger.note("scored", group.index)
         return ScoredGroup(group, (score,) * len(group.rollouts))
 
     async def prepare(self, groups: Sequence[ScoredGroup]) -> Batch:
         """Check that the groups are whole and fresh enough."""
         for each in groups:
             self._check_group(each)
-        self._taken = tuple(each.group.index for each in groups)
-        self._note("take", *self._taken)
+        self.ledger.take(tuple(each.group.index for each in groups))
         late = (
             self.setup.moment == "stop" and asyncio.get_running_loop().time() > self.setup.moment_s
         )
-        self._expect(not late, "a step began after stop")
-        before = {index for step in self.committed for index in step}
-        again = before.intersection(self._taken)
-        self._expect(not again, f"groups {sorted(again)} were trained twice")
+        self.ledger.expect(not late, "a step began after stop")
         self._maybe_fail("preparer raises")
         await asyncio.sleep(0)
         empty = self._rng.random() < self.setup.empty_share
@@ -204,24 +276,22 @@ class World:
 
     def _check_group(self, scored: ScoredGroup) -> None:
         group, index = scored.group, scored.group.index
-        ids = {int(rollout.tokens["id"][0]) for rollout in group.rollouts}
+        ids = {each for rollout in group.rollouts for each in rollout.tokens["id"].tolist()}
         rewards = {score.value for score in scored.scores}
         whole = len(group.rollouts) == len(scored.scores) == self.setup.group_size
-        self._expect(
+        self.ledger.expect(
             whole and ids == {index} == rewards and group.prompt.id == f"p{index}",
             f"group {index} was mixed: {ids}, {rewards}, {group.prompt.id}",
         )
-        setup = self.setup
-        if setup.window is not None:
-            late = setup.window - 1 + setup.extra_groups
-            bound = setup.max_lag + math.ceil(late / setup.groups_per_step)
-            lag = self._version - int(group.rollouts[0].tokens["version"][0])
-            self._expect(0 <= lag <= bound, f"group {index} has lag {lag}, bound {bound}")
+        lag = self.setup.contract.lag(scored, self.ledger.began[index], self._version)
+        for bound in self.setup.bounds():
+            self.ledger.expect(0 <= lag <= bound, f"group {index} has lag {lag}, bound {bound}")
 
     async def train(self, batch: Batch) -> StepStats:
         """Take a while; the version rises unless the batch is empty."""
-        self._expect(not self._training, "two steps at once")
-        self._expect(not (self.setup.turns and self._playing), "training in a generating turn")
+        expect = self.ledger.expect
+        expect(not self._training, "two steps at once")
+        expect(not (self.setup.turns and self._playing), "training in a generating turn")
         self._training = True
         failing = self._is_due("trainer raises")
         await asyncio.sleep(self._duration())
@@ -234,51 +304,23 @@ class World:
     async def publish(self, version: int) -> None:
         """Update one replica after the other; half-way is where it may fail."""
         failing = self._is_due("publish fails half-way")
-        for number in range(len(self._replicas)):
+        last = version == self.setup.steps
+        due = version % self.setup.sync_every == 0 or last
+        self.ledger.expect(due, f"version {version} was published out of turn")
+        for number in range(ENGINES):
             await asyncio.sleep(self._duration() / 8)
             self._replicas[number] = version
             if failing:
                 raise InjectedFault(f"publishing version {version}")
 
     async def _after(self, progress: Progress, stats: StepStats) -> None:
+        short = len(self.ledger.taken) < self.setup.groups_per_step
+        self.ledger.expect(not short or self.setup.num_prompts is not None, "a short step")
         await asyncio.sleep(self._duration() / 8)
         self._maybe_fail("saving raises")
-        self.saved = progress
-        self.committed = (*self.committed, self._taken)
-        self._note("saved", progress.step)
-        gone = {*range(progress.next_index), *progress.ahead}
-        self._expect(gone == self.consumed(), f"progress {progress} is not what was consumed")
-        short = len(self._taken) < self.setup.groups_per_step
-        self._expect(not short or self.setup.num_prompts is not None, "a short step")
+        self.ledger.save(progress)
 
-    # --- bookkeeping --------------------------------------------------------------------------
-
-    def consumed(self) -> set[int]:
-        """Return the groups of all saved steps, empty ones included."""
-        return {index for step in self.committed for index in step}
-
-    def violations(self) -> list[str]:
-        """List what went wrong, with the check that needs the end of the run.
-
-        A group that was started and not consumed is pending: the resumed run will start it again.
-        """
-        lost = [
-            index
-            for index in self._began
-            if index not in self.consumed()
-            and (index < self.saved.next_index or index in self.saved.ahead)
-        ]
-        return [*self._wrong, *([f"groups {lost} are lost"] if lost else [])]
-
-    def _expect(self, holds: bool, otherwise: str) -> None:
-        if not holds:
-            self._wrong.append(otherwise)
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def _note(self, what: str, *numbers: int) -> None:
-        self.events.append(f"{self._now():.6f} {what} {' '.join(map(str, numbers))}")
+    # --- chance -------------------------------------------------------------------------------
 
     def _duration(self) -> float:
         """Draw seconds: often equal ones, so that things coincide; sometimes a very long one."""
@@ -297,10 +339,19 @@ class World:
         if self._is_due(kind):
             raise InjectedFault(kind)
 
+    def _maybe_lose(self, index: int) -> None:
+        if self.setup.lost_share and self._rng.random() < self.setup.lost_share:
+            raise GroupLost(f"group {index} cannot be had")
+
     async def _hang(self, index: int) -> None:
-        self._note("hangs", index)
+        self.ledger.note("hangs", index)
         self.hanging.append(f"group {index}")
         await asyncio.Event().wait()
+
+
+def _finish(done: asyncio.Future[bool]) -> None:
+    if not done.done():
+        done.set_result(True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,11 +362,14 @@ class _Trainer:
         return await self.world.train(batch)
 
 
-class _Silent:
-    """An observer that notes nothing."""
+@dataclass(frozen=True, slots=True)
+class _Watcher:
+    """An observer that tells the ledger when a step ends."""
+
+    world: World
 
     def stage(self, stage: str) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        pass
+        self.world.ledger.step_ended()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-IDLE = ("tail", "weights", "sync", "reward", "data", "routing")
+IDLE = ("tail", "weights", "turn", "sync", "reward", "data", "routing")
 """Why a generation slot or the trainer is idle.
 
 tail      rollouts of the batch that the trainer waits for still run, fewer than there are slots
 weights   a step trains, and no more rollouts may start before its weights come
+turn      the trainer uses the device that the slot is on
 sync      weights are on their way
 reward    only scoring is left to do
 data      slots: nothing to start and nothing going on; trainer: it waits for rollouts
@@ -28,6 +29,7 @@ class Meter:
     training: bool = False
     syncing: bool = False
     held: bool = False  # engines stand still for new weights
+    taken: int = 0  # slots whose devices the trainer uses
     busy_slot_s: float = 0.0
     low_s: float = 0.0  # with less than a quarter of the slots busy
     train_s: float = 0.0
@@ -40,12 +42,14 @@ class Meter:
         if spent <= 0:
             return
         self.at_s = now_s
-        busy = 0 if self.held else self.busy
+        busy = 0 if self.held or self.taken >= self.num_slots else self.busy
         self.busy_slot_s += busy * spent
         if 4 * busy < self.num_slots:
             self.low_s += spent
-        if busy < self.num_slots:
-            self.slot_idle_s[self._slot_reason()] += (self.num_slots - busy) * spent
+        if taken := min(self.taken, self.num_slots - busy):
+            self.slot_idle_s["sync" if self.syncing else "turn"] += taken * spent
+        if busy + taken < self.num_slots:
+            self.slot_idle_s[self._slot_reason()] += (self.num_slots - busy - taken) * spent
         if self.training:
             self.train_s += spent
         else:

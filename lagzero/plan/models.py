@@ -1,24 +1,38 @@
 """Models of the stages. Each satisfies its protocol, so the loop cannot tell them from real ones.
 
-A modelled group carries no tokens: what happened to its rollouts is in its ``Visit``, which the
-generator writes and the preparer takes out again.
+What happened to a modelled group is in its ``Visit``, which the generator writes and the preparer
+takes out again. The group itself carries two tokens, for the staleness contract.
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import random
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from lagzero.plan.engine import Engine, Recorder, Visit
 from lagzero.plan.lengths import Draws
 from lagzero.plan.meter import Meter
-from lagzero.types import Batch, Group, Prompt, ScoredGroup, StepStats
+from lagzero.schedule.audit import Audit
+from lagzero.schedule.router import Policy, Router
+from lagzero.schedule.staleness import Contract
+from lagzero.types import (
+    Batch,
+    Finish,
+    Group,
+    Outcome,
+    Prompt,
+    Rollout,
+    Score,
+    ScoredGroup,
+    StepStats,
+    sampled_tokens,
+)
 
 
 def now_s() -> float:
@@ -64,51 +78,72 @@ class ModelSource:
         return [float(math.ceil(each)) for each in lengths] if self._whole else lengths
 
 
-class Router:
-    """Spreads groups over engines: in turn, or to the one with the fewest unfinished groups."""
+class PauseGate:
+    """Stages share devices: engines stand still while the trainer works on theirs.
 
-    def __init__(self, engines: Sequence[Engine], least_loaded: bool):
-        self._engines = engines
-        self._loads = [0] * len(engines) if least_loaded else None
-        self._heap = [(0, number) for number in range(len(engines))]  # may hold outdated loads
+    With one pool of engines all stand still, and what they run goes on afterwards (colocated). With
+    two, steps are trained on the one and on the other in turn (swap).
+    """
+
+    def __init__(self, pools: Sequence[Sequence[Engine]], slots: int, meter: Meter):
+        self._pools, self._slots, self._meter = pools, slots, meter  # slots of one pool
         self._turn = 0
 
-    def pick(self) -> Engine:
-        """Choose the engine of one more group."""
-        if self._loads is None:
-            self._turn += 1
-            return self._engines[(self._turn - 1) % len(self._engines)]
-        while True:
-            load, number = self._heap[0]
-            if load == self._loads[number]:
-                break
-            heapq.heappop(self._heap)
-        self._loads[number] += 1
-        heapq.heapreplace(self._heap, (load + 1, number))
-        return self._engines[number]
+    def shared(self, stage: str) -> AbstractAsyncContextManager[None]:
+        """Enter at once: what is played on engines that stand still waits there."""
+        return nullcontext()
 
-    def left(self, engine: Engine) -> None:
-        """Hear that a group has left its engine."""
-        if self._loads is not None:
-            self._loads[engine.number] -= 1
-            heapq.heappush(self._heap, (self._loads[engine.number], engine.number))
+    @asynccontextmanager
+    async def exclusive(self, stage: str) -> AsyncGenerator[None]:
+        """Enter once the engines of the pool whose turn it is stand still."""
+        pool = self._pools[self._turn % len(self._pools)]
+        self._turn += 1
+        still_s = max(engine.hold() for engine in pool)
+        try:
+            await asyncio.sleep(still_s - now_s())
+            self._meter.advance(now_s())
+            self._meter.taken = self._slots
+            yield
+        finally:
+            self._meter.advance(now_s())
+            self._meter.taken = 0
+            for engine in pool:
+                engine.release()
 
 
 class ModelGenerator:
-    """Plays groups on modelled engines."""
+    """Plays groups on modelled engines.
 
-    def __init__(self, source: ModelSource, router: Router, prompt_tokens: int):
+    With several pools of engines, the groups of step s are played on pool s modulo their number.
+    Each group carries the versions of its oldest token and of the last token of the rollout that
+    ended first, which are all that a staleness contract asks for.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        pools: Sequence[Sequence[Engine]],
+        policy: Policy,
+        prompt_tokens: int,
+        groups_per_step: int = 1,
+    ):
         self.visits: dict[int, Visit] = {}  # of groups that have not been trained
-        self.num_started = 0
-        self._source, self._router, self._prompt_tokens = source, router, prompt_tokens
+        self.lost: list[Visit] = []  # what was written for nothing
+        self.source, self._pools, self._prompt_tokens = source, pools, prompt_tokens
+        self._routers = [Router(len(pool), policy) for pool in pools]
+        self._groups_per_step = groups_per_step
+        self._rollouts: dict[tuple[int, int], tuple[Rollout]] = {}
 
     async def play(self, index: int, prompt: Prompt) -> Group:
         """Return the group once the last of its rollouts has finished."""
-        engine = self._router.pick()
+        pool = index // self._groups_per_step % len(self._pools)
+        router = self._routers[pool]
+        number = router.pick()
+        engine = self._pools[pool][number]
         done = asyncio.get_running_loop().create_future()
-        visit = Visit(index, self._source.lengths(index), self._prompt_tokens, done)
+        visit = Visit(index, self.source.lengths(index), self._prompt_tokens, done)
+        self.give_up(index)  # it was played before
         self.visits[index] = visit
-        self.num_started += 1
         engine.submit(visit)
         try:
             await done
@@ -116,8 +151,51 @@ class ModelGenerator:
             engine.abort(visit)
             raise
         finally:
-            self._router.left(engine)
-        return Group(index, prompt, ())
+            router.left(number)
+        return Group(index, prompt, self._history(visit.oldest or 0, visit.newest or 0))
+
+    def give_up(self, index: int) -> None:
+        """Hear that what was written for a visit will not be trained."""
+        if index in self.visits:
+            self.lost.append(self.visits.pop(index))
+
+    def _history(self, oldest: int, newest: int) -> tuple[Rollout]:
+        """Return one rollout of two tokens; there are few pairs of versions, so each is kept."""
+        if (oldest, newest) not in self._rollouts:
+            tokens = sampled_tokens([0, 0], [0.0, 0.0], [oldest, newest])
+            self._rollouts[oldest, newest] = (Rollout(0, tokens, "", Finish.STOP),)
+        return self._rollouts[oldest, newest]
+
+
+class ModelAudit(Audit):
+    """The audit, which also tells the generator what is given up, and counts it."""
+
+    def __init__(self, contract: Contract, generator: ModelGenerator):
+        super().__init__(contract)
+        self.num_started = 0
+        self.num_restarts = 0
+        self.num_given_up: Counter[str] = Counter()
+        self.given_up_lengths = (0.0, 0)  # sum of what they would have had, number of rollouts
+        self._generator = generator
+
+    def started(self, index: int, prompt_id: str) -> None:
+        """Count a visit."""
+        super().started(index, prompt_id)
+        self.num_started += 1
+
+    def restarted(self, index: int, scored: ScoredGroup | None, lag: int) -> None:
+        """Count a visit that is played again."""
+        super().restarted(index, scored, lag)
+        self.num_restarts += 1
+
+    def given_up(self, index: int, reason: str, scored: ScoredGroup | None, age: int) -> None:
+        """Count a visit that is not played any more, and its lengths."""
+        super().given_up(index, reason, scored, age)
+        self.num_given_up[reason] += 1
+        lengths = self._generator.source.lengths(index)
+        total, number = self.given_up_lengths
+        self.given_up_lengths = (total + sum(lengths), number + len(lengths))
+        self._generator.give_up(index)
 
 
 class ModelScorer:
@@ -125,6 +203,7 @@ class ModelScorer:
 
     def __init__(self, seconds: Draws | None, meter: Meter):
         self._seconds, self._meter = seconds, meter
+        self._score = Score(Outcome.SCORED, 0.0)
 
     async def score(self, group: Group) -> ScoredGroup:
         """Return the group, some time later."""
@@ -136,7 +215,7 @@ class ModelScorer:
             finally:
                 self._meter.advance(now_s())
                 self._meter.scoring -= 1
-        return ScoredGroup(group, ())
+        return ScoredGroup(group, (self._score,) * len(group.rollouts))
 
 
 class ModelTrainer:

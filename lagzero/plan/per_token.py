@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lagzero.plan.engine import Visit
@@ -19,18 +20,33 @@ class _Rollout:
     length: float
     written: int = 0
     round_left: float = 0.0
+    lost: bool = False  # its keys and values are gone
+
+    @property
+    def context(self) -> int:
+        return self.visit.prompt_tokens + self.written
 
 
 class PerTokenEngine:
-    """Decodes token by token. Same rules of admission, caps and weights as ``engine.Engine``."""
+    """Decodes token by token. Same rules of admission, caps, cache and weights as ``Engine``."""
 
-    def __init__(self, pace: Roofline, max_running: int, cap: float | None = None):
+    def __init__(
+        self,
+        pace: Roofline,
+        max_running: int,
+        cap: float | None = None,
+        kv_tokens: float | None = None,
+        prefill_tok_per_s: float | None = None,
+    ):
         self.version = 0
         self.num_carried = 0
+        self.num_evicted = 0
         self._pace, self._max, self._cap = pace, max_running, cap
+        self._kv_tokens, self._prefill_tok_per_s = kv_tokens, prefill_tok_per_s
+        self._full = False
         self._queue: deque[_Rollout] = deque()
         self._carried: deque[_Rollout] = deque()
-        self._running: list[_Rollout] = []
+        self._running: list[_Rollout] = []  # in the order in which they began
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, visit: Visit) -> None:
@@ -51,42 +67,77 @@ class PerTokenEngine:
             self._task = asyncio.create_task(self._decode())
 
     async def _decode(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._admit():
+        while True:
+            prompt_tokens = self._admit()
+            if not self._running:
+                return
+            if prompt_tokens and self._prefill_tok_per_s:
+                await self._spend(prompt_tokens / self._prefill_tok_per_s)
+                continue  # who came meanwhile joins before the step
             version = self.version
-            context = sum(each.visit.prompt_tokens + each.written for each in self._running)
-            done = loop.create_future()
-            end = loop.time() + self._pace.step_s(len(self._running), context)
-            loop.call_at(end, done.set_result, None)
-            await done
+            context = sum(each.context for each in self._running)
+            await self._spend(self._pace.step_s(len(self._running), context))
             for each in self._running:
                 each.written += 1
                 each.round_left -= 1
                 each.visit.token_versions += version
             self._let_go()
 
-    def _admit(self) -> bool:
+    async def _spend(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        loop.call_at(loop.time() + seconds, done.set_result, None)
+        await done
+
+    def _is_over(self, more: Sequence[_Rollout] = ()) -> bool:
+        all_of_them = [*self._running, *more]
+        if self._kv_tokens is None or len(all_of_them) == 1:
+            return False
+        return sum(each.context + 1 for each in all_of_them) > self._kv_tokens
+
+    def _admit(self) -> int:
+        """Let rollouts begin; return the tokens to compute before the next step."""
         if not self._running and not self._queue:
             self._queue, self._carried = self._carried, self._queue
-        while self._queue and len(self._running) < self._max:
-            rollout = self._queue.popleft()
-            left = rollout.length - rollout.written
-            rollout.round_left = left if self._cap is None else min(left, self._cap)
-            if not rollout.written:
-                rollout.visit.start_versions += self.version
-                if rollout.visit.oldest is None:
-                    rollout.visit.oldest = self.version
-            self._running.append(rollout)
-        return bool(self._running)
+        while self._is_over():
+            last = self._running.pop()
+            last.lost = self._full = True
+            self._queue.appendleft(last)
+            self.num_evicted += 1
+        tokens = 0
+        while self._queue and len(self._running) < self._max and not self._full:
+            rollout = self._queue[0]
+            if self._is_over([rollout]):
+                break
+            tokens += self._begin(self._queue.popleft())
+        return tokens
+
+    def _begin(self, rollout: _Rollout) -> int:
+        visit, tokens = rollout.visit, 0
+        self._running.append(rollout)
+        if rollout.lost:
+            rollout.lost = False
+            return rollout.context
+        left = rollout.length - rollout.written
+        rollout.round_left = left if self._cap is None else min(left, self._cap)
+        if not rollout.written:
+            visit.start_versions += self.version
+            if visit.oldest is None:
+                visit.oldest = self.version
+                tokens = visit.prompt_tokens
+        return tokens
 
     def _let_go(self) -> None:
         ended = [each for each in self._running if each.round_left <= 0]
         self._running = [each for each in self._running if each.round_left > 0]
         for each in ended:
+            self._full = False
             if each.written < each.length:
                 self._carried.append(each)
                 self.num_carried += 1
                 continue
             each.visit.left -= 1
+            if each.visit.newest is None:
+                each.visit.newest = self.version
             if not each.visit.left:
                 each.visit.done.set_result(None)

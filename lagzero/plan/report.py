@@ -36,15 +36,29 @@ def table(results: Sequence[Result], titles: Sequence[str]) -> str:
     row("mean length trained", [f"{r.length_mean:,.1f}" for r in results])
     row("groups started", [str(r.num_started) for r in results])
     row("groups dropped", [_percent(r.num_dropped / max(r.num_started, 1)) for r in results])
-    row("groups unfinished at end", [str(_pending(r)) for r in results])
+    for reason in dict.fromkeys(name for r in results for name in r.num_given_up):
+        row(
+            f"  given up: {reason}",
+            [_percent(r.num_given_up.get(reason, 0) / max(r.num_started, 1)) for r in results],
+        )
+    if any(r.num_given_up for r in results):
+        row("mean length given up", [f"{r.given_up_length:,.1f}" for r in results])
+    if any(r.num_restarts for r in results):
+        row("groups played again", [_percent(r.num_restarts / r.num_started) for r in results])
+    if any(r.lost_share for r in results):
+        row("tokens written for nothing", [_percent(r.lost_share) for r in results])
+    row("groups unfinished at end", [str(r.num_pending) for r in results])
     if any(r.num_carried for r in results):
         row("rounds cut at the cap", [str(r.num_carried) for r in results])
+    if any(r.num_evicted for r in results):
+        row("rounds cut by a full cache", [str(r.num_evicted) for r in results])
     return _columns(rows)
 
 
 _REASONS = {
     "tail": "tail",
     "weights": "waiting for weights",
+    "turn": "the trainer's turn",
     "sync": "sync",
     "reward": "reward",
     "data": "no data",
@@ -55,10 +69,6 @@ _WAITS = {**_REASONS, "data": "waiting for rollouts"}
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
-
-
-def _pending(result: Result) -> int:
-    return result.num_started - result.num_trained - result.num_dropped
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:

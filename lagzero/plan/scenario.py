@@ -87,7 +87,27 @@ class Scenario:
     window: int | None = _key(
         _or_none(_whole(1)), 1, "of start order at hand-over; none: first finished"
     )
-    extra_groups: int = _key(_whole(0), 0, "over-sampling: groups started beyond need, carried")
+    extra_groups: int = _key(_whole(0), 0, "over-sampling: groups started beyond need")
+    surplus: str = _key(
+        _one_of("carry", "drop"), "carry", "what becomes of groups that a full step did not take"
+    )
+    sync_every: int = _key(_whole(1), 1, "optimiser steps from one weight transfer to the next")
+    action: str = _key(
+        _one_of("wait", "drop", "recycle", "interrupt", "accept"),
+        "wait",
+        "of the staleness contract, on groups whose lag is above the bound",
+    )
+    bound: int | None = _key(
+        _or_none(_whole(0)), None, "of the staleness contract, policy versions"
+    )
+    clock: str = _key(
+        _one_of("oldest_token", "newest_token", "start"),
+        "oldest_token",
+        "which version the lag is counted from",
+    )
+    max_restarts: int = _key(
+        _whole(0), 2, "times that a group is played again before it is dropped"
+    )
     prompts: int | None = _key(_or_none(_whole(1)), None, "prompts in the data; none: endless")
     lengths: LengthSpec = _key(  # noqa: RUF009
         parse_lengths, _LONG_TAIL, "of responses: a distribution"
@@ -102,6 +122,12 @@ class Scenario:
     unit_s: float = _key(_number(0, above=True), 1.0, "time of one unit of length in a lane")
     engines: int = _key(_whole(1), 4, "engines, one device each")
     max_running: int = _key(_whole(1), 64, "rollouts that one engine decodes together")
+    kv_tokens: float | None = _key(
+        _or_none(_number(0, above=True)), None, "context that one engine can hold; none: no limit"
+    )
+    prefill_tok_per_s: float | None = _key(
+        _or_none(_number(0, above=True)), None, "prompt tokens an engine reads; none: at no cost"
+    )
     router: str = _key(
         _one_of("least_loaded", "round_robin"), "least_loaded", "which engine a group goes to"
     )
@@ -123,7 +149,9 @@ class Scenario:
         _number(0, 1), 0.0, "share of groups with nothing to learn from, dropped when consumed"
     )
     placement: str = _key(
-        _one_of("disaggregated", "colocated"), "disaggregated", "colocated: stages take turns"
+        _one_of("disaggregated", "colocated", "swap"),
+        "disaggregated",
+        "colocated: engines stand still while a step trains; swap: two halves take turns in it",
     )
     seed: int = _key(_whole(0), 0, "of lengths and scoring times")
 
@@ -175,9 +203,29 @@ def _conflicts(scenario: Scenario) -> list[str]:
         problems.append(
             f"--partial-cap: engines write whole tokens; give {math.ceil(cap)}, not {cap:g}"
         )
-    if scenario.placement == "colocated" and scenario.max_lag:
+    if scenario.bound is None and scenario.action in ("drop", "recycle", "interrupt"):
         problems.append(
-            "--max-lag: stages that take turns on the same devices gain nothing from running "
-            "ahead; give --placement disaggregated, or --max-lag 0"
+            f"--bound: --action {scenario.action} is for groups above a bound; give one, such as "
+            f"--bound {scenario.max_lag}"
         )
+    if scenario.surplus == "drop" and not scenario.extra_groups and not scenario.max_lag:
+        problems.append(
+            "--surplus: nothing is started that a step does not take; give --extra-groups above 0"
+        )
+    problems += _swap_conflicts(scenario) if scenario.placement == "swap" else []
+    return problems
+
+
+def _swap_conflicts(scenario: Scenario) -> list[str]:
+    """Each half generates the step that it trains next, so steps take groups in start order."""
+    fixed = {"max_lag": 1, "window": 1, "extra_groups": 0, "sync_every": 1, "lanes": None}
+    problems = [
+        f"--{name.replace('_', '-')}: --placement swap needs {as_text(value)}"
+        for name, value in fixed.items()
+        if getattr(scenario, name) != value
+    ]
+    if scenario.action not in ("wait", "accept"):
+        problems.append("--action: --placement swap needs wait or accept")
+    if scenario.engines % 2:
+        problems.append("--engines: --placement swap halves them; give an even number")
     return problems

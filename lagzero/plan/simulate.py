@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, cast
 
 from lagzero.loop import Loop, LoopSchedule, Progress, Stages
 from lagzero.plan.clock import VirtualLoop, run_virtual
@@ -11,6 +12,7 @@ from lagzero.plan.engine import Engine, Recorder, Span
 from lagzero.plan.meter import Meter
 from lagzero.plan.models import (
     FreeGate,
+    ModelAudit,
     ModelGenerator,
     ModelLink,
     ModelObserver,
@@ -18,12 +20,13 @@ from lagzero.plan.models import (
     ModelScorer,
     ModelSource,
     ModelTrainer,
-    Router,
+    PauseGate,
     StepRecord,
 )
 from lagzero.plan.pace import Lanes, Pace, Roofline
 from lagzero.plan.scenario import Scenario, as_text
-from lagzero.runtime.local_runtime import TurnGate
+from lagzero.schedule.router import Policy
+from lagzero.schedule.staleness import Action, Clock, Contract
 from lagzero.types import StepStats
 
 
@@ -43,9 +46,20 @@ class Result:
     num_trained: int  # groups
     num_started: int
     num_dropped: int  # consumed with nothing to learn from
+    num_given_up: dict[str, int]  # groups, by reason
+    num_restarts: int  # times that a group was played again
+    given_up_length: float  # mean of what rollouts of given-up groups would have had
+    lost_share: float  # of the written tokens, of groups that were given up or played again
     num_carried: int  # rounds that ended at the partial cap
+    num_evicted: int  # rounds that ended because the cache was full
     num_callbacks: int
     spans: tuple[Span, ...]
+
+    @property
+    def num_pending(self) -> int:
+        """Groups that were started and are neither trained, dropped nor given up."""
+        gone = self.num_trained + self.num_dropped + sum(self.num_given_up.values())
+        return self.num_started - gone
 
     @property
     def tok_per_s(self) -> float:
@@ -82,7 +96,14 @@ class Result:
         skipped = {"scenario", "steps", "spans"}
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in skipped}
         keys = {f.name: as_text(getattr(self.scenario, f.name)) for f in fields(self.scenario)}
-        derived = ("tok_per_s", "lag_mean", "lag_token_mean", "lag_max", "length_mean")
+        derived = (
+            "num_pending",
+            "tok_per_s",
+            "lag_mean",
+            "lag_token_mean",
+            "lag_max",
+            "length_mean",
+        )
         return {
             "scenario": keys,
             **own,
@@ -114,28 +135,70 @@ def _pace(of: Scenario) -> Pace:
     )
 
 
-def _engines(of: Scenario, meter: Meter, recorder: Recorder | None) -> list[Engine]:
+def _pools(of: Scenario, meter: Meter, recorder: Recorder | None) -> list[list[Engine]]:
+    """Make the engines: one pool of all, or two halves that swap."""
     if of.lanes is not None:
-        return [Engine(0, _pace(of), of.lanes, meter, of.partial_cap, recorder)]
-    return [
-        Engine(number, _pace(of), of.max_running, meter, of.partial_cap, recorder)
+        return [[Engine(0, _pace(of), of.lanes, meter, of.partial_cap, recorder)]]
+    engines = [
+        Engine(
+            number,
+            _pace(of),
+            of.max_running,
+            meter,
+            of.partial_cap,
+            recorder,
+            of.kv_tokens,
+            of.prefill_tok_per_s,
+        )
         for number in range(of.engines)
     ]
+    if of.placement == "swap":
+        return [engines[: of.engines // 2], engines[of.engines // 2 :]]
+    return [engines]
+
+
+def _schedule(of: Scenario) -> LoopSchedule:
+    return LoopSchedule(
+        of.steps,
+        of.groups_per_step,
+        of.max_lag,
+        of.window,
+        extra_groups=of.extra_groups,
+        surplus=cast("Literal['carry', 'drop']", of.surplus),
+        sync_every=of.sync_every,
+        contract=Contract(
+            cast("Action", of.action), of.bound, cast("Clock", of.clock), of.max_restarts
+        ),
+    )
 
 
 async def _nothing(progress: Progress, stats: StepStats) -> None:
     """What a simulated run does after a step."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The models of a run whose books are read at its end."""
+
+    meter: Meter
+    engines: list[Engine]
+    generator: ModelGenerator
+    preparer: ModelPreparer
+    observer: ModelObserver
+    audit: ModelAudit
+
+
 async def _run(of: Scenario, recorder: Recorder | None, clock: VirtualLoop) -> Result:
     meter = Meter(of.lanes if of.lanes is not None else of.engines * of.max_running)
-    engines = _engines(of, meter, recorder)
+    pools = _pools(of, meter, recorder)
+    engines = [engine for pool in pools for engine in pool]
     lengths = of.lengths.draws(of.seed)
     source = ModelSource(lengths, of.group_size, of.prompts, whole=of.lanes is None)
-    router = Router(engines, of.router == "least_loaded")
-    generator = ModelGenerator(source, router, of.prompt_tokens)
+    policy = cast("Policy", of.router)
+    generator = ModelGenerator(source, pools, policy, of.prompt_tokens, of.groups_per_step)
     trainer = ModelTrainer(of.train_s, of.train_token_s, meter, recorder)
     preparer = ModelPreparer(generator, trainer, of.empty_share, of.seed)
+    turns = PauseGate(pools, meter.num_slots // len(pools), meter)
     observer = ModelObserver()
     stages = Stages(
         source=source,
@@ -144,32 +207,46 @@ async def _run(of: Scenario, recorder: Recorder | None, clock: VirtualLoop) -> R
         preparer=preparer,
         trainer=trainer,
         link=ModelLink(engines, of.sync_s, of.sync_pauses, meter),
-        gate=TurnGate() if of.placement == "colocated" else FreeGate(),
+        gate=FreeGate() if of.placement == "disaggregated" else turns,
         observer=observer,
     )
-    schedule = LoopSchedule(
-        of.steps, of.groups_per_step, of.max_lag, of.window, extra_groups=of.extra_groups
-    )
+    schedule = _schedule(of)
     loop = Loop(stages, schedule, Progress(), _nothing)
+    loop.flow.audit = audit = ModelAudit(schedule.contract, generator)
     await loop.run()
     meter.advance(clock.time())
     spans = () if recorder is None else tuple(recorder.close(clock.time()))
+    return _result(of, _Parts(meter, engines, generator, preparer, observer, audit), clock, spans)
+
+
+def _result(of: Scenario, parts: _Parts, clock: VirtualLoop, spans: tuple[Span, ...]) -> Result:
+    meter, steps, audit = parts.meter, parts.observer.steps, parts.audit
     time_s = clock.time()
     slot_s = meter.num_slots * time_s or 1.0
     return Result(
         scenario=of,
         time_s=time_s,
-        steps=tuple(observer.steps),
+        steps=tuple(steps),
         slot_use=meter.busy_slot_s / slot_s,
         slot_idle={name: spent / slot_s for name, spent in meter.slot_idle_s.items()},
         low_share=meter.low_s / (time_s or 1.0),
         trainer_use=meter.train_s / (time_s or 1.0),
         trainer_idle={name: s / (time_s or 1.0) for name, s in meter.train_idle_s.items()},
-        tokens=sum(each.metrics["tokens"] for each in observer.steps),
-        num_trained=sum(int(each.metrics["groups"]) for each in observer.steps),
-        num_started=generator.num_started,
-        num_dropped=preparer.num_dropped,
-        num_carried=sum(engine.num_carried for engine in engines),
+        tokens=sum(each.metrics["tokens"] for each in steps),
+        num_trained=sum(int(each.metrics["groups"]) for each in steps),
+        num_started=audit.num_started,
+        num_dropped=parts.preparer.num_dropped,
+        num_given_up=dict(audit.num_given_up),
+        num_restarts=audit.num_restarts,
+        given_up_length=audit.given_up_lengths[0] / max(audit.given_up_lengths[1], 1),
+        lost_share=_lost_share(parts.generator, parts.engines),
+        num_carried=sum(engine.num_carried for engine in parts.engines),
+        num_evicted=sum(engine.num_evicted for engine in parts.engines),
         num_callbacks=clock.num_callbacks,
         spans=spans,
     )
+
+
+def _lost_share(generator: ModelGenerator, engines: Sequence[Engine]) -> float:
+    written = sum(engine.num_tokens for engine in engines)
+    return sum(visit.written for visit in generator.lost) / (written or 1.0)

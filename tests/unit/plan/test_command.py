@@ -147,8 +147,12 @@ def test_a_wrong_flag_gets_one_line_that_says_what_is_valid(
 def test_flags_that_cannot_work_together_are_refused(capsys: pytest.CaptureFixture[str]):
     [problem] = refused(capsys, "--extra-groups", "4")
     assert "--window none" in problem
-    [problem] = refused(capsys, "--placement", "colocated", "--max-lag", "1")
-    assert "take turns" in problem
+    problems = refused(capsys, "--placement", "swap", "--engines", "3", "--window", "2")
+    assert [each.split(":")[0] for each in problems] == ["--max-lag", "--window", "--engines"]
+    [problem] = refused(capsys, "--action", "drop")
+    assert problem.startswith("--bound: --action drop is for groups above a bound")
+    [problem] = refused(capsys, "--surplus", "drop")
+    assert "--extra-groups" in problem
 
 
 def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]):

@@ -79,7 +79,8 @@ def finishing(pace: Pace, max_running: int, arrivals: list[tuple[float, list[flo
     async def main() -> tuple[list[float], Meter, Engine, list[Visit]]:
         loop = asyncio.get_running_loop()
         meter = Meter(max_running)
-        engine = Engine(0, pace, max_running, meter, cap, how.get("recorder"))
+        limits = (how.get("kv_tokens"), how.get("prefill_tok_per_s"))
+        engine = Engine(0, pace, max_running, meter, cap, how.get("recorder"), *limits)
         return await drive(engine, arrivals, version_at, loop, meter)
 
     return run_virtual(main())
@@ -89,7 +90,8 @@ def slow_finishing(
     pace: Roofline, max_running: int, arrivals: list[tuple[float, list[float]]], **how: Any
 ):
     async def main() -> Any:
-        engine = PerTokenEngine(pace, max_running, how.get("cap"))
+        limits = (how.get("kv_tokens"), how.get("prefill_tok_per_s"))
+        engine = PerTokenEngine(pace, max_running, how.get("cap"), *limits)
         loop = asyncio.get_running_loop()
         return await drive(engine, arrivals, how.get("version_at", ()), loop, None)
 
@@ -181,6 +183,8 @@ arrivals_of = st.lists(
     st.integers(1, 20),
     st.sampled_from([None, 7.0, 40.0]),
     st.lists(st.floats(0.01, 1).map(lambda s: round(s, 3) + 4.1e-4), max_size=4),
+    st.sampled_from([None, 100, 500]),
+    st.sampled_from([None, 777.7, 12345.6]),
 )
 @settings(deadline=None, max_examples=100)
 def test_the_engine_equals_its_token_by_token_twin(
@@ -189,15 +193,21 @@ def test_the_engine_equals_its_token_by_token_twin(
     max_running: int,
     cap: float | None,
     updates: list[float],
+    kv_tokens: int | None,
+    prefill_tok_per_s: float | None,
 ):
     """Times to 1e-9: both add up to some 2,000 steps, in another order."""
-    how = {"cap": cap, "version_at": sorted(updates)}
+    how = {"cap": cap, "version_at": sorted(updates), "kv_tokens": kv_tokens}
+    how["prefill_tok_per_s"] = prefill_tok_per_s
+    arrivals = [(at + 1e-5 * i, lengths) for i, (at, lengths) in enumerate(arrivals)]  # no ties
     fast, _, engine, visits = finishing(pace, max_running, arrivals, **how)
     slow, _, twin, others = slow_finishing(pace, max_running, arrivals, **how)
     assert fast == pytest.approx(slow, rel=1e-9)
     assert engine.num_carried == twin.num_carried
+    assert engine.num_evicted == twin.num_evicted
+    assert engine.num_tokens == sum(sum(lengths) for _, lengths in arrivals)
     for one, other in zip(visits, others, strict=True):
-        assert one.oldest == other.oldest
+        assert (one.oldest, one.newest) == (other.oldest, other.newest)
         assert one.start_versions == other.start_versions
         assert one.token_versions == pytest.approx(other.token_versions, abs=1e-6)
 
@@ -217,6 +227,35 @@ def test_a_capped_rollout_waits_for_new_weights_with_its_cache():
     # both long ones stop at 4 s; the engine is empty then, so they go on at once
     assert times == [6.0, 20.0]
     assert engine.num_carried == 1 + 4
+
+
+def test_a_full_cache_sends_the_last_one_back_and_computes_its_context_again():
+    """Steps of 1 s, 10 tokens of prompt each, 40 in the cache, 20 of them computed a second.
+
+    Both prompts, two groups, take 1 s; at 1 s two rollouts with 20 tokens of context run. After 10
+    steps, at 11 s, 40 are full: the second leaves with 10 of 15 tokens. The first ends at 13 s; the
+    second computes 20 tokens again, 1 s, and ends at 14 + 5 s.
+    """
+    pace = Roofline(0, 1e12, 0, 1e12, 1, 1, 0.0)
+    arrivals = [(0.0, [12.0]), (0.0, [15.0])]
+    how = {"kv_tokens": 40, "prefill_tok_per_s": 20.0}
+    times, _, engine, _ = finishing(pace, 4, arrivals, **how)
+    assert times == [13.0, 19.0]
+    assert engine.num_evicted == 1
+    assert engine.num_tokens == 27.0
+
+
+def test_what_does_not_fit_waits_and_one_alone_always_runs():
+    pace = Roofline(0, 1e12, 0, 1e12, 1, 1, 0.0)
+    times, _, engine, _ = finishing(pace, 4, [(0.0, [30.0, 3.0])], kv_tokens=5)
+    assert times == [33.0]
+    assert engine.num_evicted == 0
+
+
+def test_a_groups_prompt_is_computed_once():
+    pace = Roofline(0, 1e12, 0, 1e12, 1, 1, 0.0)
+    times, _, _, _ = finishing(pace, 4, [(0.0, [3.0, 3.0, 3.0])], prefill_tok_per_s=5.0)
+    assert times == [2.0 + 3.0]
 
 
 def test_an_engine_that_is_held_stands_still_and_goes_on():

@@ -18,8 +18,10 @@ from lagzero.plan.faults import FAULTS
 from lagzero.runtime.local_runtime import TurnGate
 from lagzero.schedule.admission import Admission
 from lagzero.schedule.buffer import WindowedBuffer
+from lagzero.schedule.flow import Flow
+from lagzero.schedule.staleness import Contract, Verdict
 
-SCHEDULES = 4000
+SCHEDULES = 20_000
 
 
 def test_no_schedule_violates_what_must_always_hold(capsys: pytest.CaptureFixture[str]):
@@ -35,15 +37,25 @@ def test_no_schedule_violates_what_must_always_hold(capsys: pytest.CaptureFixtur
 def test_schedules_reach_every_fault_and_every_ending():
     outcomes = [run_schedule(number) for number in range(1500)]
     endings = Counter(outcome.ending for outcome in outcomes)
-    assert (
-        min(endings[each] for each in ("finished", "failed", "stuck", "stopped", "cancelled")) > 20
-    )
+    kinds = ("finished", "failed", "stuck", "stopped", "cancelled", "refused")
+    assert min(endings[each] for each in kinds) > 10
     struck = Counter(o.setup.fault.kind for o in outcomes if o.ending in ("failed", "stuck"))
-    assert set(struck) == set(FAULTS)
+    assert set(struck) == {*FAULTS} - {"engine dies"}  # which ends no run
     assert min(struck.values()) > 10
     setups = [outcome.setup for outcome in outcomes]
     assert {setup.window for setup in setups} == {1, 2, 3, 8, None}
     assert {setup.max_lag for setup in setups} == {0, 1, 2, 3}
+    seen = Counter(what for outcome in outcomes for what in {each[1] for each in outcome.events})
+    happenings = ("dies", "re-sent", "is back", "stale", "surplus", "interrupted")
+    assert min(seen[each] for each in happenings) > 10
+    assert sum("cannot be had" in what for what in seen) > 10
+    replayed = Counter(
+        outcome.setup.contract.action
+        for outcome in outcomes
+        if len({each[2] for each in outcome.events if each[1] == "play"})
+        < sum(each[1] == "play" for each in outcome.events)
+    )
+    assert min(replayed[each] for each in ("recycle", "interrupt")) > 10
 
 
 def test_a_schedule_replays_exactly():
@@ -90,16 +102,58 @@ def test_one_group_too_many_is_found(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_group_that_is_handed_over_twice_is_found(monkeypatch: pytest.MonkeyPatch):
-    pop = WindowedBuffer[Any].pop
+    take = Flow.take
     last: list[Any] = []
 
-    def again(self: Any) -> Any:
-        taken = pop(self)
-        last[:] = [taken] if taken else last
-        return taken or (last.pop() if last else None)
+    def again(self: Flow, version: int) -> Any:
+        taken = take(self, version)
+        if taken is None and last:
+            return last.pop()
+        last[:] = [] if taken is None or isinstance(taken, int) else [taken]
+        return taken
 
-    monkeypatch.setattr(WindowedBuffer, "pop", again)
+    monkeypatch.setattr(Flow, "take", again)
     assert "trained twice" in found(100)
+
+
+def test_a_contract_that_lets_old_groups_pass_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Contract, "verdict", lambda *_: Verdict.TRAIN)
+    assert "has lag 2, bound 1" in found()
+
+
+def test_a_group_that_is_played_for_ever_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Flow, "may_restart", lambda *_: True)
+    assert "was started too often" in found(1000)
+
+
+def test_a_group_that_is_given_up_and_waited_for_is_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(WindowedBuffer, "skip", lambda *_: None)
+    assert "nothing can happen any more" in found(100)
+
+
+def test_room_that_nobody_hears_of_is_found(monkeypatch: pytest.MonkeyPatch):
+    """A group that is given up makes room, and the last news was before that."""
+    take = Flow.take
+
+    def silent(self: Flow, version: int) -> Any:
+        dropped = self._admission.dropped  # pyright: ignore[reportPrivateUsage]
+        taken = take(self, version)
+        self._admission.dropped = dropped  # pyright: ignore[reportPrivateUsage]
+        return taken
+
+    monkeypatch.setattr(Flow, "take", silent)
+    assert "nothing can happen any more" in found()
+
+
+def test_an_interrupted_play_that_goes_on_is_found(monkeypatch: pytest.MonkeyPatch):
+    end = Loop._end_play  # pyright: ignore[reportPrivateUsage]
+
+    def forgetful(self: Loop, index: int, reason: str, again: bool) -> None:
+        self._plays.pop(index, None)  # pyright: ignore[reportPrivateUsage]
+        end(self, index, reason, again)
+
+    monkeypatch.setattr(Loop, "_end_play", forgetful)
+    assert "raised" in found()
 
 
 def test_a_group_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch):
@@ -115,7 +169,7 @@ def test_a_group_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch):
 
 def test_progress_that_forgets_what_overtook_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(WindowedBuffer, "ahead", ())
-    assert "is not what was consumed" in found(100)
+    assert "is not what was consumed and given up" in found(100)
 
 
 def test_a_wake_up_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch):
