@@ -104,7 +104,7 @@ CATALOG: tuple[Metric, ...] = (
         "staleness/given_up/*/count",
         "groups",
         "sum",
-        "By reason: stale (above the bound), surplus, interrupted, lost (their play failed).",
+        "By reason: stale (above the bound), surplus, interrupted, timeout, lost (play failed).",
     ),
     *(
         row

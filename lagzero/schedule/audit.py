@@ -11,7 +11,7 @@ from lagzero.schedule.selection import UNFINISHED, Evidence, Selection
 from lagzero.schedule.staleness import Contract, lag_counts
 from lagzero.types import ScoredGroup
 
-OF_THE_CONTRACT = ("stale", "surplus", "interrupted")  # reasons; any other is a failure: "lost"
+REASONS = ("stale", "surplus", "interrupted", "timeout")  # any other is a failure: "lost"
 LAST_LAG = 8  # from here on, lags share one figure
 MANY = 3  # times in a row that make a prompt worth naming
 NAMED = 5  # prompts in one alarm
@@ -22,6 +22,7 @@ REMEDIES = {
     "or wait, keeps them",
     "interrupted": "a larger staleness.bound, or action accept or wait, lets them finish",
     "surplus": "schedule.surplus: carry, or fewer extra groups, keeps them",
+    "timeout": "a larger rollout.timeout_s lets them finish",
 }
 
 
@@ -41,7 +42,8 @@ class Audit:
 
     ``length`` says how long a group is, in tokens. A visit has the length of its first play, which
     is as the data are; it is UNFINISHED when that play was not waited for. A visit that was lost
-    (its play failed) tells nothing about its length, so it is counted but not compared.
+    (its play failed, other than by a timeout) tells nothing about its length, so it is counted but
+    not compared.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Audit:
     def given_up(self, index: int, reason: str, scored: ScoredGroup | None, age: int) -> None:
         """A visit ended untrained. ``age``: versions published since it was last started."""
         visit = self._open.pop(index)
-        kind = reason if reason in OF_THE_CONTRACT else "lost"
+        kind = next((each for each in REASONS if reason.startswith(each)), "lost")
         self._given_up.append((kind, scored))
         self._in_a_row[visit.prompt_id] += 1
         if kind != "lost" or visit.length is not None:

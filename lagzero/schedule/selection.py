@@ -77,7 +77,7 @@ class Selection:
         self.num_visits = 0
         self.reasons: deque[str] = deque(maxlen=window)  # of the window's visits; "" if trained
         self._lengths: deque[float] = deque(maxlen=window)
-        self._log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, window + 1)))])
+        self._log_factorials: Array | None = None  # made for the first test; short runs have none
 
     def add(self, length: float, reason: str) -> None:
         """Note that a visit ended: its length, tokens, and why it was given up ("": trained)."""
@@ -88,15 +88,21 @@ class Selection:
             self._test()
 
     def _test(self) -> None:
-        found = weigh(
-            np.array(self._lengths), np.array([r != "" for r in self.reasons]), self._log_factorials
-        )
+        if self._log_factorials is None:
+            self._log_factorials = log_factorials(self._lengths.maxlen or 0)
+        lengths, given_up = np.array(self._lengths), np.array([r != "" for r in self.reasons])
+        found = weigh(lengths, given_up, self._log_factorials)
         self.evidence = found
         self.alarming = found.p < (self.calm if self.alarming else self.level)
 
 
-def weigh(lengths: Array, given_up: Array, log_factorials: Array) -> Evidence:
-    """Test visits [N]: ``lengths`` float, ``given_up`` bool; ``log_factorials`` holds ln 0! .. N!.
+def log_factorials(most: int) -> Array:
+    """Return ln 0! .. ln most!, float64 [most + 1]."""
+    return np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
+
+
+def weigh(lengths: Array, given_up: Array, logs: Array) -> Evidence:
+    """Test visits [N]: ``lengths`` float, ``given_up`` bool; ``logs`` holds ln 0! .. ln N!.
 
     Raises ValueError without visits.
     """
@@ -109,11 +115,11 @@ def weigh(lengths: Array, given_up: Array, log_factorials: Array) -> Evidence:
         is_long = lengths > quartile
     at_least = float(lengths[is_long].min()) if is_long.any() else math.inf
     long, lost, both = int(is_long.sum()), int(given_up.sum()), int((is_long & given_up).sum())
-    p = upper_tail(num, long, lost, both, log_factorials)
+    p = upper_tail(num, long, lost, both, logs)
     return Evidence(num, long, lost, both, at_least, p)
 
 
-def upper_tail(num: int, marked: int, drawn: int, least: int, log_factorials: Array) -> float:
+def upper_tail(num: int, marked: int, drawn: int, least: int, logs: Array) -> float:
     """Return the probability that ``least`` or more of ``drawn`` items, out of ``num``, are marked.
 
     Each term is exp of a sum of nine logarithms of factorials below ln(N!), so its relative error
@@ -125,7 +131,7 @@ def upper_tail(num: int, marked: int, drawn: int, least: int, log_factorials: Ar
     taken = np.arange(first, min(marked, drawn) + 1)
 
     def log_choose(of: int, some: Array) -> Array:
-        return log_factorials[of] - log_factorials[some] - log_factorials[of - some]
+        return logs[of] - logs[some] - logs[of - some]
 
     ways = log_choose(marked, taken) + log_choose(num - marked, drawn - taken)
     return min(1.0, float(np.exp(ways - log_choose(num, np.array(drawn))).sum()))

@@ -102,6 +102,9 @@ def provable_bound(
 def lag_counts(groups: list[ScoredGroup], version: int) -> dict[int, int]:
     """Count the trained tokens of each lag, versions, when the trainer is at ``version``."""
     parts = [trained_versions(r) for each in groups for r in each.group.rollouts]
-    lags = version - np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    values, counts = np.unique(lags, return_counts=True)
-    return {int(v): int(c) for v, c in zip(values, counts, strict=True)}
+    versions = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    if not len(versions):
+        return {}
+    oldest = int(versions.min())
+    counts = np.bincount(versions - oldest)  # versions lie close together
+    return {version - oldest - i: int(n) for i, n in enumerate(counts) if n}

@@ -228,6 +228,22 @@ def test_lost_groups_are_counted_and_tell_nothing_about_length():
     assert metrics["staleness/selection_p"] == 1.0
 
 
+def test_groups_that_ran_out_of_time_count_as_long():
+    audit = Audit(Contract("wait"))
+    for index in range(128):
+        audit.started(index, f"p{index}")
+        if index % 8:
+            audit.accepted(scored(index, [[0] * (index % 7)]), 0)
+        else:
+            audit.given_up(index, "timeout: no end within 60 s", None, 1)
+    metrics = audit.step([], 1, [])
+    assert metrics["staleness/given_up/timeout/count"] == 16
+    assert metrics["staleness/alarm"] == 1.0
+    (text,) = audit.alarms()
+    assert "16 timeout" in text
+    assert "Remedy: a larger rollout.timeout_s" in text
+
+
 def test_the_first_play_is_what_the_data_are_like():
     """A prompt whose long answer was replaced by a short one counts as long."""
     audit = Audit(Contract("recycle", 2))

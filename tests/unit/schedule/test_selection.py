@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lagzero.schedule.selection import UNFINISHED, Selection, upper_tail, weigh
+from lagzero.schedule.selection import UNFINISHED, Selection, log_factorials, upper_tail, weigh
 
-LOGS = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, 513)))])
+LOGS = log_factorials(512)
 
 
 def exact_tail(num: int, marked: int, drawn: int, least: int) -> Fraction:
@@ -22,6 +22,10 @@ def exact_tail(num: int, marked: int, drawn: int, least: int) -> Fraction:
         if drawn - i <= num - marked
     )
     return Fraction(ways, math.comb(num, drawn))
+
+
+def test_logarithms_of_factorials():
+    assert np.exp(log_factorials(5)) == pytest.approx([1, 1, 2, 6, 24, 120], rel=1e-14)
 
 
 def test_the_tail_by_hand():
