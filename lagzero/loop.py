@@ -151,7 +151,7 @@ class Loop:
         if index in self._plays:
             self._plays.pop(index).cancel()
         if again:
-            self._play(index, self.flow.restart(index))
+            self._play(index, self.flow.restart(index, interrupted=True))
         else:
             self.flow.give_up(index, reason)
 

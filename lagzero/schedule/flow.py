@@ -95,9 +95,11 @@ class Flow:
         self._open[index] = Visit(prompt, self.published)
         self.audit.started(index, prompt.id)
 
-    def restart(self, index: int) -> Prompt:
+    def restart(self, index: int, interrupted: bool = False) -> Prompt:
         """Note that a visit is played again, and return its prompt."""
         visit = self._open[index]
+        if interrupted:
+            self.audit.restarted(index, None, self.published - visit.started_at)
         visit.restarts += 1
         visit.started_at = self.published
         return visit.prompt
@@ -109,6 +111,7 @@ class Flow:
     def give_up(self, index: int, reason: str, scored: ScoredGroup | None = None) -> None:
         """Let a visit go untrained. Raises LagzeroError when nothing else happens any more."""
         visit = self._open.pop(index)
+        scored = scored or self._buffer.item(index)
         self._buffer.skip(index)
         self._admission.dropped += 1
         self.audit.given_up(index, reason, scored, self.published - visit.started_at)
