@@ -255,6 +255,10 @@ class Engine:
         self.version = version
         self._scheduler.weights_changed()
 
+    def forget_prefixes(self) -> None:
+        """Let later requests find no cached prefix. Nothing else changes, and no round ends."""
+        self._scheduler.forget_prefixes()
+
     def suspend(self, release: bool) -> None:
         """Stand by between two steps; the next ``step`` goes on and nothing is lost.
 

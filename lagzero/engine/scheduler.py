@@ -302,10 +302,14 @@ class Scheduler:
         for seq in self.waiting:
             if not (seq.num_new and seq.num_pending == 1):  # else its round ended earlier
                 self._drop_pages(seq)
+        self.forget_prefixes()
+        self._new_round()
+
+    def forget_prefixes(self) -> None:
+        """Let nobody find content that was computed so far; who holds pages keeps them."""
         for seq in self.listed():
             seq.nameable = not seq.pages
         self.pool.forget_all()
-        self._new_round()
 
     def drop_all_pages(self) -> None:
         """Take every page and forget all content. What ran is first in line to compute it anew."""

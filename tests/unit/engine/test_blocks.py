@@ -82,6 +82,13 @@ class PoolAgainstModel(RuleBasedStateMachine):
             if page in self.idle:
                 self.idle.remove(page)
 
+    @precondition(lambda self: any(self.tables))
+    @rule(data=st.data())
+    def forget(self, data):
+        page = data.draw(st.sampled_from([p for t in self.tables for p in t]))
+        self.pool.forget(page)
+        self.names.pop(page, None)
+
     @rule()
     def forget_all(self):
         self.pool.forget_all()

@@ -297,6 +297,32 @@ def test_parked_sequences_can_be_taken_back_and_forgotten(how, model, engine_of,
     assert engine.unfinished == {}
 
 
+def test_forgetting_prefixes_ends_no_round_and_recomputes_nothing_that_is_held(
+    model, engine_of, drain, computed
+):
+    """One parked, one running; neither is disturbed, and later requests find nothing of theirs."""
+    policy, _ = model("llama")
+    asked = [request(n, PROMPT[: 20 + n]) for n in range(4)]
+    whole = drain(engine_of(policy), asked)
+    engine = engine_of(policy, max_running=1, round_tokens=3, kv_on_update="recompute")
+    for one in asked[:2]:
+        engine.add(one)
+    for _ in range(4):
+        engine.step()
+    assert places(engine) == {0: "parked", 1: "running"}
+    assert engine.counters.num_cached_tokens == 16
+    before = len(computed)
+    engine.forget_prefixes()
+    engine.check_integrity()
+    assert places(engine) == {0: "parked", 1: "running"}
+    done = drain(engine, [asked[2]])
+    assert engine.counters.num_cached_tokens == 16
+    assert len(computed) - before == 7 + 9 + 22 + 9
+    done |= drain(engine, [asked[3]])
+    assert engine.counters.num_cached_tokens == 32
+    assert_same(done, whole)
+
+
 def test_a_round_needs_a_token():
     with pytest.raises(ValueError, match="round_tokens=0 is not >= 1"):
         EngineLimits(round_tokens=0)
