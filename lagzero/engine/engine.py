@@ -246,8 +246,8 @@ class Engine:
     def weights_changed(self, version: int) -> None:
         """Announce that the policy's weights are now those of ``version``, and end the round.
 
-        Cached prefixes of the old weights are no longer found, and sequences that have not begun
-        compute all anew. Those that have begun go on under the new version, which tags their next
+        Cached prefixes of the old weights are no longer found, and sequences that have sampled
+        nothing here compute all anew. The others go on under the new version, which tags their next
         tokens; with ``kv_on_update`` "keep" they keep their keys and values, with "recompute" they
         compute them again, so that their next tokens depend on the new weights alone. What was
         sampled keeps its log-probs and versions in both.

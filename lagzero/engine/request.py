@@ -170,6 +170,12 @@ class Sequence:
         return len(self.ids) - self.num_prompt
 
     @property
+    def num_sampled_here(self) -> int:
+        """Those of them that this engine sampled."""
+        begun = self.request.begun
+        return self.num_new - (len(begun[self.member]) if begun else 0)
+
+    @property
     def num_pending(self) -> int:
         """Ids whose keys and values are not in the cache."""
         return len(self.ids) - self.num_computed

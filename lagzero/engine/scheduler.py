@@ -295,12 +295,12 @@ class Scheduler:
         self._drop_pages(seq)
 
     def weights_changed(self) -> None:
-        """End the round. What has begun keeps its keys and values or, with ``kv_on_update``
-        "recompute", computes them anew, as what has not begun always does."""
+        """End the round. What has sampled here keeps its keys and values or, with ``kv_on_update``
+        "recompute", computes them anew, as what has not always does."""
         if self.kv_on_update == "recompute":
             self.drop_all_pages()
         for seq in self.waiting:
-            if not (seq.num_new and seq.num_pending == 1):  # else its round ended earlier
+            if not (seq.num_sampled_here and seq.num_pending == 1):  # else its round ended before
                 self._drop_pages(seq)
         self.forget_prefixes()
         self._new_round()

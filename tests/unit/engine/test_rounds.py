@@ -167,6 +167,50 @@ def test_keys_of_parked_sequences_never_serve_a_new_request(kv, versions_of, eng
     assert_close(done[0, 0].tokens, twin(old, done[0, 0].tokens))
 
 
+def test_a_resumed_member_that_waits_keeps_no_old_prompt(versions_of, engine_of, drain):
+    """WS3: one slot; member 0 computes the prompt under W0, member 1 has its pages and one id more.
+
+    It has sampled nothing here, so its later tokens are those of a fresh engine of W1.
+    """
+    versions = versions_of("llama")
+    begun = drain(engine_of(versions.policy), [request(0, PROMPT[:11], members=2)])
+    cut = (begun[0, 0].tokens[:0], begun[0, 1].tokens[:1])
+    asked = request(0, PROMPT[:11], members=2, begun=cut)
+    engine = engine_of(versions.policy, max_running=1)
+    engine.add(asked)
+    engine.step()
+    assert engine._scheduler.waiting[0].num_computed == 11
+    versions.publish(engine, 1)
+    got = drain(engine)[0, 1]
+    alone = Request(0, PROMPT[:11], asked.seeds[1:], asked.sampling, cut[1:])
+    fresh = drain(engine_of(versions.policy, version=1), [alone])
+    assert got.tokens["version"].tolist() == [0] + [1] * 9
+    assert_same({0: got}, {0: fresh[0, 0]})
+
+
+def test_a_resumed_request_keeps_no_old_prefix_that_it_found(versions_of, engine_of, drain):
+    """WS3: 40 of its 41 ids are in the cache, but of 12 pages the running request has the others.
+
+    That one has 47 ids and one more each step; the third step asks for a seventh page.
+    """
+    versions = versions_of("llama")
+    begun = drain(engine_of(versions.policy), [request(0)])[0, 0].tokens[:1]
+    engine = engine_of(versions.policy, kv_cache_tokens=96)
+    drain(engine, [request(1, new=1)])
+    engine.add(request(2, tuple(range(100, 147)), new=5))
+    for _ in range(3):
+        engine.step()
+    asked = request(0, begun=(begun,))
+    engine.add(asked)
+    engine.step()
+    assert engine._scheduler.waiting[0].num_computed == 40
+    versions.publish(engine, 1)
+    got = drain(engine)[0, 0]
+    assert got.tokens["version"].tolist() == [0] + [1] * 9
+    fresh = drain(engine_of(versions.policy, version=1), [asked])
+    assert_same({0: got}, {0: fresh[0, 0]})
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 @pytest.mark.parametrize("every", [1, 6])
