@@ -26,8 +26,9 @@ def request(number: int, begun=()) -> Request:
 class Caller:
     """Adds requests, takes them back, adds them again; knows what each member has so far."""
 
-    def __init__(self, engine):
+    def __init__(self, engine, publish=None):
         self.engine = engine
+        self.publish = publish or engine.weights_changed
         self.version = 0
         self.done = {}
         self.open = set()
@@ -48,7 +49,7 @@ class Caller:
                 self.engine.suspend(release=what == "sleep")
             case "publish":
                 self.version += 1
-                self.engine.weights_changed(self.version)
+                self.publish(self.version)
         self.engine.check_integrity()
 
     def add(self, number: int) -> None:
@@ -88,39 +89,55 @@ def plain(model, engine_of, drain):
     return drain(engine_of(policy), [request(n) for n in range(len(SIZES))])
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
-@given(
-    actions=st.lists(ACTIONS, min_size=4, max_size=25),
-    max_running=st.sampled_from([1, 3, 8]),
-    round_tokens=st.sampled_from([1, 3, 5, None]),
-    pages=st.sampled_from([7, 11, 60]),
-    chunk=st.sampled_from([5, 512]),
-    kv=st.sampled_from(["keep", "recompute"]),
-    prefix_cache=st.booleans(),
+LIMITS = st.fixed_dictionaries(
+    {
+        "page_size": st.just(4),
+        "kv_cache_tokens": st.sampled_from([28, 44, 240]),
+        "max_running": st.sampled_from([1, 3, 8]),
+        "prefill_chunk_tokens": st.sampled_from([5, 512]),
+        "round_tokens": st.sampled_from([1, 3, 5, None]),
+        "prefix_cache": st.booleans(),
+    }
 )
-def test_any_interleaving_gives_the_same_tokens(
-    actions, max_running, round_tokens, pages, chunk, kv, prefix_cache, plain, model, engine_of
-):
-    """Adding, stepping, taking back and resuming, sleeping and publishing equal weights."""
-    policy, _ = model("llama")
-    engine = engine_of(
-        policy,
-        page_size=4,
-        kv_cache_tokens=4 * pages,
-        max_running=max_running,
-        prefill_chunk_tokens=chunk,
-        round_tokens=round_tokens,
-        kv_on_update=kv,
-        prefix_cache=prefix_cache,
-    )
-    caller = Caller(engine)
+
+
+def play(caller: Caller, actions) -> dict[int, tuple[np.ndarray, ...]]:
     caller.act("add", 1)
     for what, number in actions:
         caller.act(what, number)
-    for number, members in caller.finish().items():
+    return caller.finish()
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    actions=st.lists(ACTIONS, min_size=4, max_size=25),
+    limits=LIMITS,
+    kv=st.sampled_from(["keep", "recompute"]),
+)
+def test_any_interleaving_gives_the_same_tokens(actions, limits, kv, plain, model, engine_of):
+    """Adding, stepping, taking back and resuming, sleeping and publishing equal weights."""
+    policy, _ = model("llama")
+    caller = Caller(engine_of(policy, kv_on_update=kv, **limits))
+    for number, members in play(caller, actions).items():
         for member, tokens in enumerate(members):
             want = plain[number, member].tokens
             assert tokens["id"].tolist() == want["id"].tolist()
             np.testing.assert_allclose(tokens["logprob"], want["logprob"], rtol=0, atol=5e-5)
             assert (np.diff(tokens["version"]) >= 0).all()
             assert tokens["version"].max() <= caller.version
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(actions=st.lists(ACTIONS, min_size=8, max_size=25), limits=LIMITS)
+def test_recomputing_each_token_is_of_its_version_alone_in_any_interleaving(
+    actions, limits, versions_of, engine_of
+):
+    """WS3, WS4: what one pass over all ids with that version's weights says."""
+    versions = versions_of("llama")
+    engine = engine_of(versions.policy, kv_on_update="recompute", **limits)
+    versions.publish(engine, 0)
+    caller = Caller(engine, lambda version: versions.publish(engine, version))
+    for number, members in play(caller, actions).items():
+        for tokens in members:
+            expected = versions.whole_logprobs(request(number), tokens)
+            np.testing.assert_allclose(tokens["logprob"], expected, rtol=0, atol=5e-5)
