@@ -171,12 +171,15 @@ class ModelAudit(Audit):
     """The audit, which also tells the generator what is given up, and counts it."""
 
     def __init__(self, contract: Contract, generator: ModelGenerator):
-        super().__init__(contract)
+        super().__init__(contract, self._longest)
         self.num_started = 0
         self.num_restarts = 0
         self.num_given_up: Counter[str] = Counter()
         self.given_up_lengths = (0.0, 0)  # sum of what they would have had, number of rollouts
         self._generator = generator
+
+    def _longest(self, scored: ScoredGroup) -> float:
+        return max(self._generator.source.lengths(scored.group.index))
 
     def started(self, index: int, prompt_id: str) -> None:
         """Count a visit."""
@@ -282,18 +285,20 @@ def staleness(version: int, visits: Sequence[Visit]) -> dict[str, float]:
     """Measure groups that policy ``version`` trains on.
 
     lag/mean, lag/max: versions since a rollout began. lag/token_mean: since a token was sampled,
-    where engines take new weights in flight.
+    where engines take new weights in flight. lag/groups/n: groups whose oldest token has lag n.
     """
     num_rollouts = sum(len(visit.lengths) for visit in visits)
     tokens = sum(sum(visit.lengths) for visit in visits)
     began = sum(visit.start_versions for visit in visits)
+    lags = Counter(version - (visit.oldest or 0) for visit in visits)
     sampled = sum(visit.token_versions for visit in visits)
     return {
         "groups": float(len(visits)),
         "tokens": tokens,
         "length/mean": tokens / num_rollouts,
         "lag/mean": version - began / num_rollouts,
-        "lag/max": float(version - min(visit.oldest or 0 for visit in visits)),
+        "lag/max": float(max(lags)),
+        **{f"lag/groups/{lag}": float(count) for lag, count in lags.items()},
         "lag/token_mean": max(0.0, version - sampled / tokens),  # rounding may go below
     }
 

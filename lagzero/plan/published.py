@@ -83,7 +83,12 @@ def of(**keys: Any) -> Scenario:
 def scenario(row: Row, fit: Fit, cycles: int, overhead_s: float) -> Scenario:
     """State a published row as a scenario of ``cycles`` weight transfers."""
     lengths = f"lognormal:median={fit.median:.6g},sigma={SIGMA:.6g},min=16,max=28672"
-    common = {**ENGINE, "lengths": lengths, "group_size": GROUP, "overhead_s": overhead_s}
+    common: dict[str, Any] = {
+        **ENGINE,
+        "lengths": lengths,
+        "group_size": GROUP,
+        "overhead_s": overhead_s,
+    }
     common |= {"sync_s": fit.sync_s, "prompt_tokens": 200}
     if row.staleness is None:
         # old_log_prob is one more forward pass: 2 of the 6 FLOP of training
@@ -168,7 +173,12 @@ TRAIN_DEVICE_S = 6 * 7.6e9 / (0.4 * 989e12)  # a token, at 40 % of the peak of 9
 def reasoning(engines: int, trainers: int, steps: int, **keys: Any) -> Scenario:
     """256 prompts of 16 responses a step, tails as Laminar reports them, at most 27,648 tokens."""
     lengths = f"lognormal:median=2000,sigma={SIGMA:.6g},min=16,max=27648"
-    plain = {"groups_per_step": 256, "group_size": 16, "engines": engines, "max_running": 256}
+    plain: dict[str, Any] = {
+        "groups_per_step": 256,
+        "group_size": 16,
+        "engines": engines,
+        "max_running": 256,
+    }
     plain |= {"lengths": lengths, "train_token_s": TRAIN_DEVICE_S / trainers, "sync_s": 1}
     plain |= {"overhead_s": 4e-3, "steps": steps}
     return of(**(plain | keys))
@@ -176,9 +186,14 @@ def reasoning(engines: int, trainers: int, steps: int, **keys: Any) -> Scenario:
 
 def mechanisms(say: Callable[[str], None], steps: int) -> None:
     """Print what each published mechanism gains over synchronous, colocated training."""
-    both = {"engines": DEVICES, "trainers": DEVICES, "placement": "colocated", "steps": steps}
-    split = {"engines": DEVICES // 2, "trainers": DEVICES // 2, "steps": steps}
-    free = {"window": "none"}
+    both: dict[str, Any] = {
+        "engines": DEVICES,
+        "trainers": DEVICES,
+        "placement": "colocated",
+        "steps": steps,
+    }
+    split: dict[str, Any] = {"engines": DEVICES // 2, "trainers": DEVICES // 2, "steps": steps}
+    free: dict[str, Any] = {"window": "none"}
     cases: Sequence[tuple[str, str, Scenario]] = (
         ("synchronous, colocated", "1", reasoning(**both)),
         ("swap of two halves", "", reasoning(**_halves(steps))),

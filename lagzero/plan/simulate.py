@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
@@ -82,6 +83,16 @@ class Result:
         return int(max((each.metrics["lag/max"] for each in self.steps), default=0))
 
     @property
+    def lag_groups(self) -> dict[int, int]:
+        """How many trained groups had which lag, counted from their oldest token."""
+        counts: Counter[int] = Counter()
+        for each in self.steps:
+            for name, count in each.metrics.items():
+                if name.startswith("lag/groups/"):
+                    counts[int(name.rpartition("/")[2])] += int(count)
+        return dict(sorted(counts.items()))
+
+    @property
     def length_mean(self) -> float:
         """Mean length of the rollouts that were trained."""
         return self._mean("length/mean", "groups")
@@ -98,6 +109,7 @@ class Result:
         keys = {f.name: as_text(getattr(self.scenario, f.name)) for f in fields(self.scenario)}
         derived = (
             "num_pending",
+            "lag_groups",
             "tok_per_s",
             "lag_mean",
             "lag_token_mean",
