@@ -34,7 +34,7 @@ class EngineLimits:
     kv_cache_tokens: int = 65536  # in all sequences together
     prefill_chunk_tokens: int = 512  # prompt tokens computed in one step
     prefix_cache: bool = True
-    round_tokens: int | None = None  # most tokens that a sequence writes between two updates
+    round_tokens: int | None = None  # most tokens that a sequence writes in one round
     kv_on_update: Literal["keep", "recompute"] = "keep"  # what becomes of keys of the old weights
 
     def __post_init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -116,6 +118,19 @@ def test_pausing_once_computes_a_groups_prompt_once_more(model, engine_of, drain
     assert_same(drain(engine, [request(0, members=4)], before_step=pause), whole)
     assert sorted(p for p in computed if p < 9) == sorted([*range(9)] * 2)
     assert len(computed) == 9 + 4 * 4 + 9 + 4 * 11
+
+
+def test_the_memory_is_given_back_though_sequences_are_unfinished(model, engine_of):
+    """Nothing keeps a tensor of the cache alive: nor a plan, nor a view."""
+    policy, _ = model("llama")
+    engine = engine_of(policy)
+    engine.add(request(0, members=2))
+    engine.step()
+    tensors = [weakref.ref(tensor) for tensor in engine._cache.keys.values()]
+    engine.suspend(release=False)
+    assert all(tensor() is not None for tensor in tensors)
+    engine.suspend(release=True)
+    assert all(tensor() is None for tensor in tensors)
 
 
 def test_requests_come_and_go_while_the_engine_sleeps(model, engine_of, drain):
