@@ -156,6 +156,9 @@ class EnginePool:
             self._watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watcher
+        for member in self._members.values():
+            if not member.is_ready:  # it would read the order to stop only when it is
+                member.handle.kill()
         await asyncio.gather(*(member.handle.close() for member in self._members.values()))
         self._members.clear()
         self._changed.set()
@@ -180,11 +183,11 @@ class EnginePool:
         """
         await self._settle()
         current = self._publication.current
-        slot = 0 if current is None else 1 - current.slot
-        while slot in self._fence.readable():
+        kept = set[int]() if current is None else {current.slot}  # for engines that join
+        while not (free := {0, 1} - kept - self._fence.readable()):
             await self._change()
             self._check()
-        return slot
+        return min(free)
 
     async def switch(self, order: TakeWeights) -> None:
         """Make every engine take a slot; return when all that live have.

@@ -7,15 +7,17 @@ import functools
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from lagzero.errors import EngineDied, LagzeroError
+from lagzero.errors import EngineDied, LagzeroError, WeightSyncError
 from lagzero.generate.process_backend import ProcessBackend
-from lagzero.runtime.messages import EngineFailed
+from lagzero.runtime.messages import EngineFailed, TakeWeights
 from lagzero.runtime.process_handle import ProcessPlan
 from lagzero.runtime.process_pool import DeathRule, EnginePool
+from lagzero.sync.segment import Segment
 from lagzero.types import Finish
 
 HERE = Path(__file__).parent
@@ -164,3 +166,103 @@ def test_closing_tells_those_who_wait(tmp_path):
             await task
 
     Bench(tmp_path).run(main)
+
+
+class Memory:
+    """Two engines that open a piece of shared memory each; one is refused that is not 0."""
+
+    def __init__(self, bench: Bench):
+        self.segments = [Segment(64) for _ in range(2)]
+        factory = functools.partial(served.serve_fake, bench.folder)
+        plans = [ProcessPlan(factory, served.OpensMemory(s.name)) for s in self.segments]
+        bench.pool = EnginePool(plans, DeathRule(), bench.reports.append)
+        bench.backend = ProcessBackend(bench.pool)
+
+    def spoil(self, engine: int, slot: int) -> None:
+        self.segments[engine].memory.buf[8 * slot] = 1
+
+    def close(self) -> None:
+        for segment in self.segments:
+            segment.close()
+
+
+@pytest.fixture
+def shared(tmp_path) -> Iterator[tuple[Bench, Memory]]:
+    bench = Bench(tmp_path)
+    memory = Memory(bench)
+    yield bench, memory
+    memory.close()
+
+
+def test_a_slot_is_free_when_every_engine_has_left_it(shared):
+    bench, _ = shared
+
+    async def main(bench: Bench):
+        await bench.pool.switch(TakeWeights(0, 0))
+        assert await bench.pool.free_slot() == 1
+        bench.hold()
+        tasks = [bench.ask(1), bench.ask(2)]
+        await bench.until_held(*bench.pool.pids.values())
+        switching = asyncio.ensure_future(bench.pool.switch(TakeWeights(1, 1)))
+        await asyncio.sleep(0)
+        switching.cancel()
+        free = asyncio.ensure_future(bench.pool.free_slot())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not free.done()
+        bench.let_go()
+        assert await free == 0
+        for task in tasks:
+            for rollout in await task:
+                assert rollout.tokens["version"].tolist() == [0, 1, 1, 1, 1]
+
+    bench.run(main)
+
+
+def test_after_a_refused_first_publication_the_next_takes_the_other_slot(shared):
+    bench, memory = shared
+
+    async def main(bench: Bench):
+        memory.spoil(engine=1, slot=0)
+        assert await bench.pool.free_slot() == 0
+        with pytest.raises(WeightSyncError, match=f"{bench.pool.pids[1]} sees 1 in slot 0"):
+            await bench.pool.switch(TakeWeights(0, 0))
+        assert await bench.pool.free_slot() == 1  # the first engine computes with slot 0
+        await bench.pool.switch(TakeWeights(0, 1))
+        assert await bench.pool.free_slot() == 0
+
+    bench.run(main)
+
+
+def test_a_refusal_that_nobody_waited_for_is_raised_at_the_next_publication(shared):
+    bench, memory = shared
+
+    async def main(bench: Bench):
+        await bench.pool.switch(TakeWeights(0, 0))
+        memory.spoil(engine=0, slot=1)
+        switching = asyncio.ensure_future(bench.pool.switch(TakeWeights(1, 1)))
+        await asyncio.sleep(0)
+        switching.cancel()
+        with pytest.raises(WeightSyncError, match="engine 0, version 1"):
+            await bench.pool.free_slot()
+        assert await bench.pool.free_slot() == 1  # all are back where they were
+
+    bench.run(main)
+
+
+def test_a_new_engine_that_cannot_take_the_weights_ends_the_run(shared):
+    bench, memory = shared
+
+    async def main(bench: Bench):
+        await bench.pool.switch(TakeWeights(3, 1))
+        bench.hold()
+        tasks = [bench.ask(1), bench.ask(2)]
+        await bench.until_held(*bench.pool.pids.values())
+        memory.spoil(engine=0, slot=1)
+        os.kill(bench.pool.pids[0], signal.SIGKILL)
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, EngineDied)
+            assert "engine 0 cannot take the weights it needs to start" in str(result)
+            assert "version 3" in str(result)
+
+    bench.run(main)
