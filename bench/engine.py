@@ -40,7 +40,8 @@ def main() -> None:
         for peer, done in runs.items():
             done.append(peers.child(__file__, [*shared, f"--peer={peer}"]))
             print(f"{number + 1} {peer:9s} {done[-1]['tok_per_s']:7.0f} tok/s", flush=True)
-    print(f"{options.prompts} prompts x {options.samples} samples, {options.dtype}; medians:")
+    dtype = peers.dtype_name(options.dtype)
+    print(f"{options.prompts} prompts x {options.samples} samples, {dtype}; medians:")
     result = {peer: peers.medians(done) for peer, done in runs.items()}
     for peer, figures in result.items():
         print(

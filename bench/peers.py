@@ -31,6 +31,15 @@ QUESTIONS = (
 )
 
 
+def dtype_name(name: str) -> str:
+    """Return the type that ``auto`` is on this machine."""
+    import torch
+
+    from lagzero.numerics.precision import pick_dtype
+
+    return str(pick_dtype(name, torch.device("cpu"))).removeprefix("torch.")
+
+
 def chat_prompts(tokenizer: Any, count: int) -> list[list[int]]:
     """Render ``count`` questions with the tokenizer's template."""
     return [

@@ -45,7 +45,7 @@ def by_window() -> dict[str, Result]:
 
 def by_bound() -> dict[str, list[Result]]:
     """Return runs of each action, one a bound, where first-finished hand-over makes groups old."""
-    keys: dict[str, Any] = {"max_lag": 4, "window": "none", "steps": 60}
+    keys: dict[str, Any] = {"max_lag": 4, "window": "none", "steps": 40}
     return {
         action: [run(**keys, action=action, bound=bound) for bound in BOUNDS]
         for action in ("drop", "recycle", "interrupt")
@@ -54,7 +54,7 @@ def by_bound() -> dict[str, list[Result]]:
 
 def everything() -> Result:
     """Return the same run where everything is trained."""
-    return run(max_lag=4, window="none", steps=60)
+    return run(max_lag=4, window="none", steps=40)
 
 
 def placements() -> dict[str, Result]:

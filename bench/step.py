@@ -43,7 +43,8 @@ def main() -> None:
         rollouts.append(peers.child(__file__, [*shared, "--peer=generate"]))
         print(f"{number + 1}  step {steps[-1]['step']:.1f} s", flush=True)
     step, peer = peers.medians(steps), peers.medians(rollouts)
-    print(f"{options.prompts} prompts x {options.samples} samples, {options.dtype}; medians:")
+    dtype = peers.dtype_name(options.dtype)
+    print(f"{options.prompts} prompts x {options.samples} samples, {dtype}; medians:")
     for stage in STAGES:
         print(f"  {stage:10s} {step[stage]:7.2f} s  {step[stage] / step['step']:4.0%}")
     print(f"  {'step':10s} {step['step']:7.2f} s, peak {step['peak_gb']:.2f} GB")
@@ -79,6 +80,7 @@ def rollout(options: argparse.Namespace) -> dict[str, float]:
 def measure_step(options: argparse.Namespace) -> dict[str, float]:
     """Take two steps with the loop's own parts and report the second."""
     from lagzero import build
+    from lagzero.build_serving import build_serving
     from lagzero.config_load import parse_config
     from lagzero.types import Outcome, Prompt, Score, ScoredGroup
 
@@ -95,11 +97,11 @@ def measure_step(options: argparse.Namespace) -> dict[str, float]:
             "eval": {"before": False, "after": False},
         }
     )
-    build.prepare_process(config)
+    config = build.prepare_process(config)
     policy = build.build_policy(config)
     compute = build.ComputeThread()
-    serving = build.build_serving(config, policy, compute, 0)
-    training = build.build_training(config, policy, policy, serving, compute)
+    serving = build_serving(config, policy, compute, print)
+    training = build.build_training(config, policy, compute)
     prompts = [
         Prompt(str(number), tuple(ids), "")
         for number, ids in enumerate(peers.chat_prompts(policy.tokenizer, options.prompts))
@@ -126,7 +128,7 @@ def measure_step(options: argparse.Namespace) -> dict[str, float]:
         for stage in ("forward", "backward", "optimizer"):
             times[stage] = stats.metrics[f"train/{stage}_s"]
         mark = time.perf_counter()
-        await training.link.publish(stats.version)
+        await serving.link.publish(stats.version)
         times["sync"] = time.perf_counter() - mark
         times["step"] = time.perf_counter() - begun
         times["tokens"] = sum(len(r.tokens) for g in groups for r in g.rollouts)

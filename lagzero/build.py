@@ -12,22 +12,20 @@ import torch
 from lagzero.config import Config
 from lagzero.data.load import drop_overlap, load_prompts
 from lagzero.data.prompts import Prompts
-from lagzero.engine.attention import KVCache
-from lagzero.engine.engine import Engine, EngineLimits
-from lagzero.engine.request import Sampling
-from lagzero.engine.runner import probe_kv_shapes
-from lagzero.generate.native_backend import NativeBackend
-from lagzero.generate.rollout import SingleTurnGenerator
 from lagzero.losses.objective import make_loss, needs_entropy
 from lagzero.numerics.allocator import keep_freed_memory
-from lagzero.numerics.memory import free_bytes
 from lagzero.numerics.precision import has_fast_bfloat16, pick_dtype
 from lagzero.prepare.prepare import GroupPreparer
-from lagzero.protocols import Gate, WeightLink
-from lagzero.runtime.local_runtime import ComputeThread, ThreadTrainer, TurnGate
+from lagzero.runtime.local_runtime import (
+    ComputeThread,
+    ThreadTrainer,
+)
+from lagzero.schedule.check import lag_bound
+from lagzero.schedule.flow import LoopSchedule
+from lagzero.schedule.named import written_out
+from lagzero.schedule.staleness import Contract
 from lagzero.score import reward
 from lagzero.score.reward import RewardScorer
-from lagzero.sync.memory import CopiedWeights, SharedWeights
 from lagzero.train.lora import add_lora, lora_reference
 from lagzero.train.model import (
     Policy,
@@ -37,7 +35,6 @@ from lagzero.train.model import (
     load_policy,
     load_tokenizer,
     pick_device,
-    stop_ids,
 )
 from lagzero.train.step import LocalTrainer
 from lagzero.types import Array, Sample
@@ -53,32 +50,21 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """What samples: the policy's engine, its backend, and generators for each purpose."""
-
-    engine: Engine
-    backend: NativeBackend
-    train: SingleTurnGenerator
-    eval_greedy: SingleTurnGenerator
-    eval_sampled: SingleTurnGenerator
-
-
-@dataclass(frozen=True, slots=True)
 class Training:
-    """What learns: trainer, preparation, the link to the engine, and the gate between the two."""
+    """What learns: the trainer, on its thread, and the preparation of its batches."""
 
     trainer: LocalTrainer
     on_thread: ThreadTrainer
     preparer: GroupPreparer
-    link: WeightLink
-    gate: Gate
 
 
 def prepare_process(config: Config) -> Config:
     """Set what holds for the whole process: math threads and the allocator.
 
-    Returns the configuration with the type that ``model.dtype: auto`` is on this machine.
+    Returns the configuration with nothing left open: a staleness preset is written out, and
+    ``model.dtype: auto`` is the type that it is on this machine.
     """
+    config = written_out(config)
     if config.model.threads:
         torch.set_num_threads(config.model.threads)
     keep_freed_memory()
@@ -142,48 +128,8 @@ def build_scorer(config: Config, on_failure: Callable[[str], None]) -> RewardSco
     return reward.build_scorer(config.score, on_failure=on_failure)
 
 
-def build_serving(config: Config, policy: Policy, compute: ComputeThread, version: int) -> Serving:
-    """Make the engine for a policy, and the generators that play prompts on it."""
-    rollout = config.rollout
-    ends = frozenset(stop_ids(policy.module, policy.tokenizer))
-    engine = Engine(policy, policy.tokenizer, _engine_limits(config, policy), version)
-    backend = NativeBackend(engine, compute)
-    sampled = Sampling(
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        min_p=rollout.min_p,
-        stop_ids=ends,
-        stop_strings=tuple(rollout.stop),
-        include_stop=rollout.include_stop,
-    )
-    greedy = Sampling(
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=0.0,
-        stop_ids=ends,
-        stop_strings=tuple(rollout.stop),
-        include_stop=rollout.include_stop,
-    )
-
-    def generator(sampling: Sampling, size: int, stream: str) -> SingleTurnGenerator:
-        return SingleTurnGenerator(backend, sampling, size, config.seed, stream)
-
-    return Serving(
-        engine,
-        backend,
-        train=generator(sampled, rollout.group_size, "train"),
-        eval_greedy=generator(greedy, 1, "eval"),
-        eval_sampled=generator(sampled, config.eval.samples, "eval"),
-    )
-
-
-def build_training(
-    config: Config, policy: Policy, serving_policy: Policy, serving: Serving, compute: ComputeThread
-) -> Training:
-    """Make the trainer of ``policy`` and the link to the engine that serves ``serving_policy``."""
-    # Before the reference, whose frozen adapter the engine has no use for.
-    link = _link(policy, serving_policy, serving.engine, compute)
+def build_training(config: Config, policy: Policy, compute: ComputeThread) -> Training:
+    """Make the trainer of ``policy``. Comes after the serving: the engine needs no reference."""
     trainer = LocalTrainer(
         policy,
         make_loss(config.loss),
@@ -205,24 +151,28 @@ def build_training(
         config.rollout.group_size,
         reference_logprobs if config.loss.kl.coefficient > 0 else None,
     )
-    return Training(trainer, ThreadTrainer(trainer, compute), preparer, link, TurnGate())
+    return Training(trainer, ThreadTrainer(trainer, compute), preparer)
 
 
-def _link(policy: Policy, serving: Policy, engine: Engine, compute: ComputeThread) -> WeightLink:
-    if serving is policy:
-        return SharedWeights(engine, compute)
-    changing = policy.trainable().keys()
-    return CopiedWeights(policy.weights(), serving.weights(), engine, compute, changing)
-
-
-def build_serving_policy(config: Config, policy: Policy) -> Policy:
-    """Return the policy itself where the engine can use its tensors, else a copy in its type."""
-    match config.engine.dtype:
-        case "same":
-            return policy
-        case "float32" | "bfloat16" as dtype:
-            wanted = pick_dtype(dtype, policy.device)
-            return policy if policy.dtype == wanted else policy.cast_copy(wanted)
+def loop_schedule(config: Config) -> LoopSchedule:
+    """Turn the configuration's schedule and staleness into the loop's."""
+    schedule, staleness = config.schedule, config.staleness
+    return LoopSchedule(
+        schedule.steps,
+        schedule.groups_per_step,
+        schedule.max_lag,
+        schedule.window,
+        schedule.max_empty_steps,
+        schedule.extra_groups,
+        schedule.surplus,
+        schedule.sync_every,
+        Contract(
+            staleness.action,
+            lag_bound(config) if staleness.bound is None else staleness.bound,
+            staleness.clock,
+            staleness.max_restarts,
+        ),
+    )
 
 
 def _reference(config: Config, policy: Policy) -> ReferenceScope | None:
@@ -231,24 +181,6 @@ def _reference(config: Config, policy: Policy) -> ReferenceScope | None:
     if config.model.lora is not None:
         return lora_reference(policy, config.model.lora)
     return frozen_copy(policy)
-
-
-def _engine_limits(config: Config, policy: Policy) -> EngineLimits:
-    """Size the KV cache: as configured, else a share of free memory, at most what can be used."""
-    engine = config.engine
-    most = engine.max_running * policy.context_limit
-    tokens = engine.kv_cache_tokens
-    if tokens is None:
-        shapes = probe_kv_shapes(policy).shapes
-        per_token = KVCache.bytes_per_token(shapes, policy.dtype)
-        tokens = int(free_bytes(policy.device) * engine.kv_cache_share) // per_token
-    return EngineLimits(
-        max_running=engine.max_running,
-        page_size=engine.page_size,
-        kv_cache_tokens=max(engine.page_size, min(tokens, most)),
-        prefill_chunk_tokens=engine.prefill_chunk_tokens,
-        prefix_cache=engine.prefix_cache,
-    )
 
 
 def newest_policy_folder(run: Path) -> Path | None:

@@ -133,13 +133,21 @@ def _simulate(known: argparse.Namespace, overrides: list[str], console: Console)
 
 
 def _load(path: str | Path, overrides: Sequence[str], *, training: bool = True) -> Config:
-    from lagzero.config import RewardConfig, SourceConfig
+    from lagzero import config as schema
     from lagzero.config_check import notes
     from lagzero.config_load import Rules, load_config
     from lagzero.data.source import check_source
+    from lagzero.schedule.check import check_schedule
     from lagzero.score.load import check_reward
 
-    rules = Rules(training, {RewardConfig: check_reward, SourceConfig: check_source})
+    rules = Rules(
+        training,
+        {
+            schema.RewardConfig: check_reward,
+            schema.SourceConfig: check_source,
+            **({schema.Config: check_schedule} if training else {}),
+        },
+    )
     config = load_config(path, overrides, rules)
     for note in notes(config, training=training):
         print(f"note: {note}", file=sys.stderr)

@@ -99,6 +99,12 @@ class RolloutConfig(Block):
     stop: list[str] = Field(default_factory=list)  # strings that end a response
     # whether the text that rewards see keeps the stop string; its tokens are trained either way
     include_stop: bool = True
+    # partial rollouts: tokens that a response writes between two weight updates, after which it
+    # waits for the next one; None: it writes on
+    tokens_per_round: PositiveInt | None = None
+    # of a group; then it is begun again, `retries` times, and given up after that; None: no limit
+    timeout_s: Annotated[float, Field(gt=0)] | None = None
+    retries: Annotated[int, Field(ge=0)] = 1
 
 
 class EngineConfig(Block):
@@ -112,6 +118,9 @@ class EngineConfig(Block):
     kv_cache_share: Share = 0.25
     prefill_chunk_tokens: PositiveInt = 512  # prompt tokens computed in one engine step
     prefix_cache: bool = True  # reuse prompts that start alike
+    # what unfinished responses do with keys and values of the old weights when new ones arrive:
+    # keep them (PipelineRL), or compute them again
+    kv_on_update: Literal["keep", "recompute"] = "keep"
 
 
 class RewardConfig(Block):
@@ -138,10 +147,57 @@ class ScheduleConfig(Block):
 
     steps: PositiveInt = 100  # optimiser steps
     groups_per_step: PositiveInt = 16  # prompts that one step trains on
-    max_lag: Annotated[int, Field(ge=0)] = 0  # policy versions that generation may run ahead
+    # policy versions that generation may run ahead: 0 is synchronous, 1 one step off-policy
+    max_lag: Annotated[int, Field(ge=0)] = 0
+    # hand-over in start order within so many groups; 1: strict; None: first finished
+    window: PositiveInt | None = 1
+    # over-sampling: groups started beyond need, so that a step takes those that finish first
+    extra_groups: Annotated[int, Field(ge=0)] = 0
+    surplus: Literal["carry", "drop"] = "carry"  # those that a step does not take
+    sync_every: PositiveInt = 1  # optimiser steps from one weight transfer to the next
     # of training, without evaluation; a resumed run's starts anew; None: no limit
     time_limit_s: Annotated[float, Field(gt=0)] | None = None
     max_empty_steps: PositiveInt = 8  # steps in a row with nothing to learn before a clear stop
+
+
+class StalenessConfig(Block):
+    """How old what is trained may be: the staleness contract of docs/staleness.md.
+
+    The unit is policy versions; a group is as old as the oldest of its rollouts.
+    """
+
+    # the documented rule of another system, in place of schedule.max_lag, window, extra_groups,
+    # surplus and sync_every, of this block's keys, and of engine.kv_on_update
+    preset: (
+        Literal["sync", "one_step_off", "areal", "skyrl", "pipelinerl", "prime_rl", "trl", "verl"]
+        | None
+    ) = None
+    # that system's own parameters, by its own names
+    preset_options: dict[str, Any] = Field(default_factory=dict[str, Any])
+    # on groups above the bound. wait: admission and strict hand-over keep all within it; accept:
+    # trained, corrected by importance weights; drop: given up; recycle: played again; interrupt:
+    # recycle, without waiting for them to finish
+    action: Literal["wait", "drop", "recycle", "interrupt", "accept"] = "wait"
+    bound: Annotated[int, Field(ge=0)] | None = None  # versions; None: what the schedule allows
+    # the version that counts: of a rollout's oldest or newest trained token, or at its start
+    clock: Literal["oldest_token", "newest_token", "start"] = "oldest_token"
+    max_restarts: Annotated[int, Field(ge=0)] = 2  # of one group; then it is given up
+
+
+class PlacementConfig(Block):
+    """Where generation and training run."""
+
+    # colocated: one process, stages take turns; disaggregated: engines in processes of their own
+    kind: Literal["colocated", "disaggregated"] = "colocated"
+    engines: PositiveInt = 1  # engine processes, when disaggregated
+    engine_threads: PositiveInt = 1  # CPU threads of one engine process
+    # keep each process on cores of its own, where there are enough
+    pin_cores: bool = True
+    release_kv: bool = False  # give the KV cache's memory back while training, when colocated
+    # begin a new process with the present weights and send it what was pending, or end the run
+    on_engine_death: Literal["restart", "stop"] = "restart"
+    max_engine_restarts: Annotated[int, Field(ge=0)] = 3  # in all; then the run ends
+    engine_silence_s: Annotated[float, Field(gt=0)] = 10.0  # after which an engine counts as dead
 
 
 class AdvantageConfig(Block):
@@ -241,6 +297,8 @@ class Config(Block):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    staleness: StalenessConfig = Field(default_factory=StalenessConfig)
+    placement: PlacementConfig = Field(default_factory=PlacementConfig)
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)

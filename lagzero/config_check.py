@@ -4,7 +4,8 @@ A value by itself is checked by its type in ``config``.
 
 A problem starts with the path to change. A note is worth a line on the screen and stops nothing.
 Files are looked up relative to the working directory; no model and no torch is loaded. What a
-source or a reward needs is checked by their rooms (``data.source``, ``score.load``).
+source, a reward or the schedule needs is checked by their rooms (``data.source``, ``score.load``,
+``schedule.check``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ def check(config: Config, *, training: bool = True) -> list[str]:
         *_evaluation(config),
         *_sampling(config),
         *_score(config),
-        *_schedule(config),
         *_advantage(config),
         *_loss(config),
         *_optimizer(config),
@@ -149,14 +149,6 @@ def _longest_sequence(config: Config) -> int:
 def _score(config: Config) -> Iterator[str]:
     if all(reward.weight == 0 for reward in config.score.rewards):
         yield "score.rewards: every weight is 0, so there is nothing to learn; give one a weight"
-
-
-def _schedule(config: Config) -> Iterator[str]:
-    if config.schedule.max_lag > 0:
-        yield (
-            f"schedule.max_lag: {config.schedule.max_lag} is not available in this version, which "
-            "trains on-policy only; set it to 0"
-        )
 
 
 def _advantage(config: Config) -> Iterator[str]:

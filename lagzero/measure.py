@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lagzero import build
-from lagzero.config import Config
+from lagzero.build_serving import build_serving
+from lagzero.config import Config, PlacementConfig
 from lagzero.errors import LagzeroError
 from lagzero.evaluate import EvalResult
 from lagzero.observe.summary import Tally, accuracy_text
@@ -19,6 +20,7 @@ from lagzero.runtime.local_runtime import ComputeThread
 async def measure_policy(config: Config, run: Path | None, console: Console) -> None:
     """Measure the configured model or, with ``run``, the last policy that the run saved."""
     config = build.prepare_process(config)
+    config = config.model_copy(update={"placement": PlacementConfig()})  # nothing else runs
     if run is not None:
         config = _of_run(config, run)
     scorer = build.build_scorer(config, reward_failure(console))
@@ -29,8 +31,7 @@ async def measure_policy(config: Config, run: Path | None, console: Console) -> 
         raise LagzeroError("data.eval: there are no held-out prompts to measure with")
     policy = build.build_policy(config)
     compute = ComputeThread()
-    serving_policy = build.build_serving_policy(config, policy)
-    serving = build.build_serving(config, serving_policy, compute, 0)
+    serving = build_serving(config, policy, compute, console.print)
     try:
         results = await measure(config, data.eval, serving, scorer)
     finally:

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,11 +17,12 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from lagzero import build
+from lagzero.build_serving import Backend, Serving, build_serving
 from lagzero.config import Config
 from lagzero.config_load import differences, load_config, to_yaml
 from lagzero.errors import ConfigError, LagzeroError
 from lagzero.evaluate import EvalResult, evaluate
-from lagzero.loop import Loop, LoopSchedule, Progress, Stages
+from lagzero.loop import Loop, Progress, Stages
 from lagzero.observe.live import make_view
 from lagzero.observe.metrics import MetricsLog
 from lagzero.observe.observer import RunObserver
@@ -50,15 +51,11 @@ class Run:
         self.scorer = build.build_scorer(config, reward_failure(console))
         self.data = build.build_data(config)
         for note in (*build.machine_notes(config), *self.data.notes):
-            console.print(note, highlight=False)
+            self._say(note)
         self.compute = ComputeThread()
         self.policy = build.build_policy(config)
-        serving_policy = build.build_serving_policy(config, self.policy)
-        # Adapters of a resumed run are in its checkpoint, so versions start from there.
-        self.serving = build.build_serving(config, serving_policy, self.compute, 0)
-        self.training = build.build_training(
-            config, self.policy, serving_policy, self.serving, self.compute
-        )
+        self.serving = build_serving(config, self.policy, self.compute, self._say)
+        self.training = build.build_training(config, self.policy, self.compute)
         self.progress = Progress()
         self.before: Evaluation | None = None
         self._saved: Progress | None = None
@@ -67,7 +64,7 @@ class Run:
             _check_changes(load_config(folder / "config.yaml"), config, console)
             self._restore()
         _write_config(config, folder)
-        self._probe = EngineProbe(self.serving.engine)
+        self._probe = EngineProbe(self.serving.backend)
         self.observer = RunObserver(
             MetricsLog(folder / "metrics.jsonl", self._last_logged() if resume else None),
             make_view(console, config.schedule.steps),
@@ -75,15 +72,17 @@ class Run:
         )
         self._stop = asyncio.Event()
         self._end_training: Callable[[], None] | None = None
+        self._alarms: Callable[[], Sequence[str]] = tuple
 
     async def train(self) -> bool:
         """Run to the end. Returns False when a signal ended it early, with a checkpoint."""
         _on_signals(self._stop, self.console)
-        with contextlib.ExitStack() as closing:
+        async with contextlib.AsyncExitStack() as closing:
             for part in (self.compute, self.scorer, self.observer):
                 closing.callback(part.close)
+            await closing.enter_async_context(self.serving.running())
             # A resumed engine must not start from the model's own weights.
-            await self.training.link.publish(self.progress.step)
+            await self.serving.link.publish(self.progress.step)
             if self.before is None and self.config.eval.before:
                 self.before = await self._evaluate()
             finished = not self._stop.is_set() and await self._train()
@@ -98,6 +97,7 @@ class Run:
         await self._evaluate_if_due()  # an interrupted run may have ended before it was made
         loop = self._loop()
         self._end_training = loop.stop
+        self._alarms = loop.flow.audit.alarms
         watcher = asyncio.create_task(_forward(self._stop, loop.stop))
         self._began = time.monotonic()
         try:
@@ -112,7 +112,6 @@ class Run:
         return not self._stop.is_set()
 
     def _loop(self) -> Loop:
-        schedule = self.config.schedule
         return Loop(
             Stages(
                 source=self.data.train,
@@ -120,22 +119,22 @@ class Run:
                 scorer=self.scorer,
                 preparer=self.training.preparer,
                 trainer=self.training.on_thread,
-                link=self.training.link,
-                gate=self.training.gate,
+                link=self.serving.link,
+                gate=self.serving.gate,
                 observer=self.observer,
             ),
-            LoopSchedule(
-                schedule.steps,
-                schedule.groups_per_step,
-                schedule.max_lag,
-                max_empty_steps=schedule.max_empty_steps,
-            ),
+            build.loop_schedule(self.config),
             self.progress,
             self._after_step,
         )
 
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False)
+
     async def _after_step(self, progress: Progress, stats: StepStats) -> None:
         self.progress = progress
+        for alarm in self._alarms():
+            self._say(f"alarm: {alarm}")
         limit = self.config.schedule.time_limit_s
         if limit is not None and time.monotonic() - self._began >= limit and self._end_training:
             self._end_training()
@@ -162,7 +161,7 @@ class Run:
             await self._save()
         except LagzeroError as error:
             if str(error) != str(failure):
-                self.console.print(str(error), highlight=False, markup=False)
+                self._say(str(error))
 
     def _save_now(self) -> None:
         tensors, values = self.training.trainer.state_dict()
@@ -183,7 +182,7 @@ class Run:
         newest = latest(self.folder)
         if newest is None:
             where = f"{self.folder} has no complete checkpoint: starting again from step 0"
-            self.console.print(where, highlight=False, markup=False)
+            self._say(where)
             return
         checkpoint = load_checkpoint(newest, parts=("cursor", "evaluated"))
         self.training.trainer.load_state_dict(checkpoint.tensors, checkpoint.values)
@@ -193,10 +192,8 @@ class Run:
         self._evaluated_step = checkpoint.parts["evaluated"]
         before = checkpoint.parts.get("before")
         self.before = None if before is None else {k: EvalResult(**v) for k, v in before.items()}
-        self.console.print(
-            f"resuming from {newest}: step {self.progress.step}, prompt {self.progress.next_index}",
-            highlight=False,
-            markup=False,
+        self._say(
+            f"resuming from {newest}: step {self.progress.step}, prompt {self.progress.next_index}"
         )
 
     def _last_logged(self) -> int:
@@ -211,7 +208,7 @@ class Run:
             work = measure(self.config, self.data.eval, self.serving, self.scorer)
             results = await _unless(self._stop, work)
         # The next step must be the same whether or not an evaluation came before it.
-        await self.compute.call(self.serving.engine.weights_changed, self.progress.step)
+        await self.serving.backend.forget_prefixes()
         self._probe()
         if results is not None:
             self.observer.evaluated(self.progress.step, eval_metrics(results))
@@ -296,13 +293,13 @@ def _write_policy(policy: build.Policy, run: Path) -> None:
 class EngineProbe:
     """What the engine did since the last call."""
 
-    def __init__(self, engine: build.Engine):
-        self._engine = engine
-        self._last = engine.counters
+    def __init__(self, backend: Backend):
+        self._backend = backend
+        self._last = backend.counters
 
     def __call__(self) -> dict[str, float]:
         """Return the engine's metrics of the step that ends now."""
-        now, last = self._engine.counters, self._last
+        now, last = self._backend.counters, self._last
         self._last = now
         out: dict[str, float] = {
             "engine/num_sampled_tokens": now.num_sampled_tokens - last.num_sampled_tokens,
@@ -323,7 +320,7 @@ def reward_failure(console: Console) -> Callable[[str], None]:
 
 
 async def measure(
-    config: Config, prompts: build.Prompts, serving: build.Serving, scorer: build.RewardScorer
+    config: Config, prompts: build.Prompts, serving: Serving, scorer: build.RewardScorer
 ) -> dict[str, EvalResult]:
     """Measure the policy that the engine serves, greedy and sampled."""
     num = config.eval.num_prompts

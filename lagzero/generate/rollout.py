@@ -13,9 +13,9 @@ class SamplingBackend(Protocol):
     """Something that samples a prompt once for each seed."""
 
     async def complete(
-        self, prompt_ids: tuple[int, ...], seeds: Sequence[int], sampling: Sampling
+        self, prompt_ids: tuple[int, ...], seeds: Sequence[int], sampling: Sampling, *, label: str
     ) -> list[Rollout]:
-        """Return one rollout for each seed, in order."""
+        """Return one rollout for each seed, in order. ``label`` names the request to people."""
         ...
 
 
@@ -46,5 +46,7 @@ class SingleTurnGenerator:
             derive_seed(self._run_seed, self._stream, index, prompt.id, member)
             for member in range(self._group_size)
         ]
-        rollouts = await self._backend.complete(prompt.token_ids, seeds, self._sampling)
+        rollouts = await self._backend.complete(
+            prompt.token_ids, seeds, self._sampling, label=f"{self._stream} group {index}"
+        )
         return Group(index, prompt, tuple(rollouts))

@@ -34,6 +34,7 @@ FIGURES = (
     ("tokens", "length/mean", "{:.0f}"),
     ("longest", "length/max", "{:.0f}"),
     ("mixed groups", "groups/mixed_share", "{:.0%}"),
+    ("lag", "lag/token_mean", "{:.2f}"),
     ("mismatch KL", "mismatch/kl_k3", "{:.1e}"),
     ("grad norm", "train/grad_norm", "{:.3g}"),
     ("generate tok/s", "time/generate_tok_per_s", "{:.0f}"),

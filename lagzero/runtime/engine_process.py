@@ -38,6 +38,7 @@ from lagzero.runtime.messages import (
     TakeBack,
     TakeWeights,
     ToEngine,
+    Together,
     WeightsRefused,
     WeightsTaken,
 )
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 ORPHANED = 75  # exit code of a process whose owner has gone
 CRASHED = 76
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 
 
 class ServableEngine(Protocol):
@@ -158,7 +159,9 @@ def _prepare_process(start: ProcessStart) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if sys.platform == "linux":
         # The channel's end tells as well, but not while something else in this process hangs.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(_PR_SET_NAME, b"lagzero-engine")  # what ps and top show
         if os.getppid() != start.owner_pid:  # it died before we asked
             os._exit(ORPHANED)
         if start.cores is not None:
@@ -222,6 +225,10 @@ class Outbox(Protocol):
         ...
 
 
+def _each(message: ToEngine) -> tuple[ToEngine, ...]:
+    return message.messages if isinstance(message, Together) else (message,)
+
+
 class EngineLoop:
     """Reads all messages, then takes one engine step; waits for messages when there is no work."""
 
@@ -250,13 +257,13 @@ class EngineLoop:
 
     def _messages(self) -> Iterable[ToEngine]:
         if not self._engine.has_work:
-            yield self._inbox.get()
+            yield from _each(self._inbox.get())
         while True:
             try:
                 message = self._inbox.get_nowait()
             except queue.Empty:
                 return
-            yield message
+            yield from _each(message)
 
     def _handle(self, message: ToEngine) -> None:
         match message:

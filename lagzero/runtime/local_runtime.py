@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import ParamSpec, Protocol, TypeVar
 
+from lagzero.protocols import Gate
 from lagzero.types import Batch, StepStats
 
 P = ParamSpec("P")
@@ -83,6 +84,56 @@ class TurnGate:
     async def _next_change(self) -> None:
         self._changed.clear()
         await self._changed.wait()
+
+
+class FreeGate:
+    """Each stage has processes or machines of its own: all may run at once."""
+
+    def shared(self, stage: str) -> AbstractAsyncContextManager[None]:
+        """Enter at once."""
+        return nullcontext()
+
+    def exclusive(self, stage: str) -> AbstractAsyncContextManager[None]:
+        """Enter at once."""
+        return nullcontext()
+
+
+class Pausable(Protocol):
+    """A sampling backend that can stand still between two engine steps."""
+
+    async def pause(self, release: bool) -> None:
+        """Stand still; with ``release``, give the KV cache's memory back."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on where it stood."""
+        ...
+
+
+class PauseGate:
+    """An exclusive stage makes the engine stand still, unfinished sequences and all.
+
+    Before that it enters ``inner``, which decides whether sequences are let finish first.
+    """
+
+    def __init__(self, inner: Gate, backend: Pausable, release: bool):
+        self._inner = inner
+        self._backend = backend
+        self._release = release
+
+    def shared(self, stage: str) -> AbstractAsyncContextManager[None]:
+        """Enter as ``inner`` allows."""
+        return self._inner.shared(stage)
+
+    @asynccontextmanager
+    async def exclusive(self, stage: str) -> AsyncGenerator[None]:
+        """Enter once the engine stands still."""
+        async with self._inner.exclusive(stage):
+            await self._backend.pause(self._release)
+            try:
+                yield
+            finally:
+                await self._backend.resume()
 
 
 class BlockingTrainer(Protocol):

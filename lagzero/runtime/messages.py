@@ -57,6 +57,13 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """Messages of one moment. They are read as one, so that no step sees only some of them."""
+
+    messages: tuple[ToEngine, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """An exception of another process, in words."""
 
@@ -133,7 +140,7 @@ class Heartbeat:
     """The process is alive, however long a step takes."""
 
 
-ToEngine = AddRequest | Abort | TakeBack | TakeWeights | ForgetPrefixes | Stop
+ToEngine = AddRequest | Abort | TakeBack | TakeWeights | ForgetPrefixes | Stop | Together
 FromEngine = (
     Ready
     | Crashed

@@ -22,7 +22,7 @@ from lagzero.runtime.engine_process import (
     WeightReader,
     run_engine_process,
 )
-from lagzero.runtime.messages import Crashed, Failure, FromEngine, Stop, ToEngine
+from lagzero.runtime.messages import Crashed, Failure, FromEngine, Stop, ToEngine, Together
 
 _END_LIMIT_S = 5.0  # for a process that has closed its channel, or was told to stop, to be gone
 
@@ -78,6 +78,7 @@ class ProcessHandle:
         )
         self._hear, self._ended = hear, ended
         self._outgoing: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self._moment: list[ToEngine] = []
         self._loop = asyncio.get_running_loop()
         self._gone = asyncio.Event()
         self._closing = False
@@ -100,8 +101,18 @@ class ProcessHandle:
         reader.start()
 
     def send(self, message: ToEngine) -> None:
-        """Send without waiting. To a process that has ended it does nothing."""
-        self._outgoing.put(message)
+        """Send without waiting. To a process that has ended it does nothing.
+
+        Messages of one turn of the event loop travel together: what an engine's first step computes
+        then does not depend on how fast they are read.
+        """
+        if not self._moment:
+            self._loop.call_soon(self._flush)
+        self._moment.append(message)
+
+    def _flush(self) -> None:
+        messages, self._moment = self._moment, []
+        self._outgoing.put(messages[0] if len(messages) == 1 else Together(tuple(messages)))
 
     def kill(self) -> None:
         """End the process at once, also one that is stopped. ``ended`` follows."""

@@ -1,4 +1,4 @@
 """Who may start and what is handed over: pure objects, no I/O, no clock, no torch.
 
-May import ``types`` and ``errors``; nothing above them.
+May import ``types``, ``errors`` and ``config``; nothing above them.
 """

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lagzero import build
+from lagzero.build_serving import build_serving
 from lagzero.config import Config
 from lagzero.config_load import parse_config
 from lagzero.runtime.local_runtime import ComputeThread
@@ -90,17 +91,17 @@ def test_an_engine_of_another_type_takes_adapters_and_not_the_reference(
     compute = ComputeThread()
     try:
         policy = build.build_policy(chosen)
-        serving_policy = build.build_serving_policy(chosen, policy)
-        serving = build.build_serving(chosen, serving_policy, compute, 0)
-        training = build.build_training(chosen, policy, serving_policy, serving, compute)
+        serving = build_serving(chosen, policy, compute, print)
+        build.build_training(chosen, policy, compute)
+        engine = serving.backend.engine
         for version in (1, 2):
             with torch.no_grad():
                 for weight in policy.weights().values():
                     weight.fill_(version)
-            asyncio.run(training.link.publish(version))
-            for name, weight in serving_policy.weights().items():
+            asyncio.run(serving.link.publish(version))
+            for name, weight in engine.policy.weights().items():
                 expected = version if "lora_" in name else 1
                 assert set(weight.flatten().tolist()) == {expected}, name
     finally:
         compute.close()
-    assert serving.engine.version == 2
+    assert engine.version == 2

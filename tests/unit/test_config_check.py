@@ -65,7 +65,6 @@ def test_truncated_sampling_is_refused_in_training(name: str, value: float):
         ("advantage.normalize_std", [("advantage.estimator", "none")]),
         ("loss.constant", [("loss.reduction", "constant")]),
         ("loss.constant", [("loss.constant", 5.0)]),
-        ("schedule.max_lag", [("schedule.max_lag", 1)]),
         ("score.rewards", [("score.rewards.0.weight", 0.0)]),
         ("train.optimizer.betas.1", [("train.optimizer.betas", (0.9, 1.0))]),
         ("model.device", [("model.device", "gpu")]),
@@ -144,9 +143,8 @@ def test_measuring_alone_is_not_held_to_the_rules_of_training():
         ("rollout.top_p", 0.9),
         ("rollout.group_size", 1),
         ("loss.reduction", "constant"),
-        ("schedule.max_lag", 1),
     ]
-    assert len(check(config(*changes))) == 5
+    assert len(check(config(*changes))) == 4
     assert check(config(*changes), training=False) == []
     assert [p.split(": ")[0] for p in check(config(("data.eval", [])), training=False)] == [
         "data.eval"

@@ -1,0 +1,284 @@
+"""Wall-clock of max_lag 0, 1, 2, 4 on one long-tailed workload, beside what the simulator predicts.
+
+Every response has the same forced length whatever max_lag is; the trainer and one engine process
+have a core each. First the speeds are measured (decode steps at several batch sizes, optimiser
+steps at two sizes, a weight transfer), then every max_lag is run in turn, `--repeats` times, and
+the simulator is given the lengths and the speeds, and nothing else.
+
+Cores of one machine share caches, clocks and often arithmetic units, so a stage is slower while
+the other runs. By default a process of the lowest priority keeps each core busy, so that both
+stages have one speed throughout, as devices of their own would; --no-burners leaves that out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+BURN = """
+import os, sys, numpy
+os.sched_setaffinity(0, {int(sys.argv[1])}); os.nice(19)
+a = numpy.ones((384, 384), numpy.float32)
+while os.getppid() == int(sys.argv[2]): a @ a
+"""
+PROMPT_TOKENS = 4  # so few that prefill, which is not modelled, takes no time
+
+
+def main() -> None:
+    """Measure speeds, run, predict, compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--max-lags", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--groups", type=int, default=4, help="groups a step")
+    parser.add_argument("--samples", type=int, default=4, help="rollouts a group")
+    parser.add_argument(
+        "--lengths", default="lognormal:median=24,sigma=1,min=4,max=192", help="tokens a response"
+    )
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--burners", action=argparse.BooleanOptionalAction, default=True)
+    options = parser.parse_args()
+    burners = [_burner(core) for core in sorted(os.sched_getaffinity(0))] if options.burners else []
+    try:
+        asyncio.run(Workload(options).measure())
+    finally:
+        for each in burners:
+            each.kill()
+
+
+def _burner(core: int) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", BURN, str(core), str(os.getpid())], env=env)
+
+
+class Workload:
+    """One trainer, one engine process, and the loop between them at any max_lag."""
+
+    def __init__(self, options: argparse.Namespace):
+        from lagzero import build
+        from lagzero.build_serving import build_serving
+        from lagzero.config_load import parse_config
+        from lagzero.plan.lengths import parse_lengths
+
+        self.options = options
+        config = parse_config(
+            {
+                "model": {"path": options.model, "threads": 1},
+                "data": {"train": [{"kind": "arithmetic", "size": 1}]},
+                "score": {"rewards": [{"use": "number_answer"}]},
+                "rollout": {"group_size": options.samples},
+                "schedule": {"groups_per_step": options.groups, "max_lag": 1},
+                "placement": {"kind": "disaggregated"},
+                "train": {"optimizer": {"lr": 1e-9}},
+                "eval": {"before": False, "after": False},
+            }
+        )
+        self.config = config = build.prepare_process(config)
+        self.compute = build.ComputeThread()
+        policy = build.build_policy(config)
+        self.serving = build_serving(config, policy, self.compute, print)
+        self.training = build.build_training(config, policy, self.compute)
+        self.lengths = parse_lengths(options.lengths).draws(0)
+        self.version = 0
+
+    async def measure(self) -> None:
+        """Print a table: measured and predicted seconds for each max_lag."""
+        async with self.serving.running():
+            await self.serving.link.publish(0)
+            scenario = await self._calibrated()
+            times: dict[int, list[float]] = {lag: [] for lag in self.options.max_lags}
+            for number in range(self.options.repeats):
+                for lag, done in times.items():
+                    done.append(await self._run(lag))
+                    print(f"{number + 1} max_lag {lag}: {done[-1]:.1f} s", flush=True)
+        self.compute.close()
+        self._report(times, scenario)
+
+    def _report(self, times: dict[int, list[float]], scenario: Any) -> None:
+        import dataclasses
+
+        from lagzero.plan.simulate import simulate
+
+        medians = {lag: statistics.median(done) for lag, done in times.items()}
+        first = next(iter(medians.values()))
+        print(f"\n{'max_lag':>8} {'measured':>10} {'speed-up':>9} {'predicted':>10} {'error':>7}")
+        for lag, measured in medians.items():
+            predicted = simulate(dataclasses.replace(scenario, max_lag=lag)).time_s
+            print(
+                f"{lag:8d} {measured:8.1f} s {first / measured:8.2f}x {predicted:8.1f} s "
+                f"{predicted / measured - 1:+7.1%}"
+            )
+
+    async def _run(self, max_lag: int) -> float:
+        """Run the loop for ``steps`` steps and return its seconds."""
+        from lagzero.loop import Loop, LoopSchedule, Progress, Stages
+
+        async def after(progress: Any, stats: Any) -> None:
+            self.version = stats.version
+
+        stages = Stages(
+            source=Source(),
+            generator=ForcedLengths(self),
+            scorer=AlternatingScorer(),
+            preparer=self.training.preparer,
+            trainer=self.training.on_thread,
+            link=self.serving.link,
+            gate=self.serving.gate,
+            observer=SilentObserver(),
+        )
+        last = self.version + self.options.steps
+        schedule = LoopSchedule(last, self.options.groups, max_lag)
+        begun = time.perf_counter()
+        await Loop(stages, schedule, Progress(self.version), after).run()
+        return time.perf_counter() - begun
+
+    async def _calibrated(self) -> Any:
+        """Measure speeds and return the scenario that has them."""
+        from lagzero.plan.lengths import LengthSpec
+        from lagzero.plan.scenario import Scenario
+
+        options = self.options
+        full = options.groups * options.samples
+        decode = {n: await self._decode_step_s(n, 48) for n in (1, full // 2, full)}
+        small, large = [await self._train_step_s(size) for size in (8, 48)]
+        begun = time.perf_counter()
+        await self.serving.link.publish(self.version)
+        sync_s = time.perf_counter() - begun
+        # overhead + max(floor, slope n), through the three points
+        slope = max(0.0, (decode[full] - decode[full // 2]) / (full - full // 2))
+        overhead = max(0.0, decode[full] - slope * full)
+        floor = max(decode[1] - overhead, 1e-6)
+        token_s = (large[1] - small[1]) / (large[0] - small[0])
+        fixed_s = max(0.0, small[1] - token_s * small[0])
+        told = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in decode.items())
+        print(
+            f"decode step of n sequences: {told}; optimiser step {fixed_s:.2f} s + "
+            f"{token_s * 1e3:.1f} ms a token; transfer {sync_s:.2f} s",
+            flush=True,
+        )
+        most = (options.steps + max(options.max_lags) + 1) * full
+        return Scenario(
+            steps=options.steps,
+            groups_per_step=options.groups,
+            group_size=options.samples,
+            lengths=LengthSpec("as run", "list", tuple(self.lengths.part(0, most))),
+            prompt_tokens=0,
+            engines=1,
+            max_running=self.config.engine.max_running,
+            params=slope / 2,
+            weight_bytes=floor,
+            kv_bytes_per_token=0.0,
+            bandwidth_bytes_per_s=1.0,
+            peak_flop_per_s=1.0,
+            efficiency=1.0,
+            overhead_s=overhead,
+            train_s=fixed_s,
+            train_token_s=token_s,
+            sync_s=sync_s,
+        )
+
+    async def _decode_step_s(self, num_sequences: int, num_tokens: int) -> float:
+        """Return the seconds of one decode step, median of three."""
+        done: list[float] = []
+        for number in range(3):
+            begun = time.perf_counter()
+            await self.sample([num_tokens] * num_sequences, -1 - number)
+            done.append((time.perf_counter() - begun) / num_tokens)
+        return statistics.median(done)
+
+    async def _train_step_s(self, length: int) -> tuple[int, float]:
+        """Return trained tokens and seconds of one step, preparation included; median of three."""
+        from lagzero.types import Group
+
+        options = self.options
+        rollouts = await self.sample([length] * options.samples, -9)
+        scorer = AlternatingScorer()
+        scored = [
+            await scorer.score(Group(index, Source().at(index), tuple(rollouts)))
+            for index in range(options.groups)
+        ]
+        done: list[float] = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            batch = await self.training.preparer.prepare(scored)
+            stats = await self.training.on_thread.step(batch)
+            self.version = stats.version
+            done.append(time.perf_counter() - begun)
+        return batch.num_trained_tokens, statistics.median(done)
+
+    async def sample(self, lengths: Sequence[int], index: int) -> list[Any]:
+        """Sample one response of each length."""
+        from lagzero.engine.request import Sampling, derive_seed
+
+        prompt = tuple(range(1000, 1000 + PROMPT_TOKENS))
+        calls = [
+            self.serving.backend.complete(
+                prompt,
+                (derive_seed(index, member),),
+                Sampling(length),
+                label=f"group {index} member {member}",
+            )
+            for member, length in enumerate(lengths)
+        ]
+        return list(itertools.chain(*await asyncio.gather(*calls)))
+
+
+class Source:
+    """Endless prompts; their tokens do not matter."""
+
+    def at(self, index: int) -> Any:
+        from lagzero.types import Prompt
+
+        return Prompt(f"p{index}", tuple(range(1000, 1000 + PROMPT_TOKENS)), "")
+
+
+class ForcedLengths:
+    """Plays each visit with the lengths that its number has."""
+
+    def __init__(self, workload: Workload):
+        self._workload = workload
+
+    async def play(self, index: int, prompt: Any) -> Any:
+        from dataclasses import replace
+
+        from lagzero.types import Group
+
+        size = self._workload.options.samples
+        lengths = [int(each) for each in self._workload.lengths.part(index * size, size)]
+        rollouts = await self._workload.sample(lengths, index)
+        numbered = tuple(replace(each, member=member) for member, each in enumerate(rollouts))
+        return Group(index, prompt, numbered)
+
+
+class AlternatingScorer:
+    """Rewards 0, 1, 0, 1: every group has something to learn from."""
+
+    async def score(self, group: Any) -> Any:
+        from lagzero.types import Outcome, Score, ScoredGroup
+
+        scores = [Score(Outcome.SCORED, float(n % 2)) for n in range(len(group.rollouts))]
+        return ScoredGroup(group, tuple(scores))
+
+
+class SilentObserver:
+    """Notes nothing."""
+
+    def stage(self, stage: str) -> Any:
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+    def step(self, step: int, metrics: Any) -> None:
+        """Note nothing."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""From configuration to engines: where they run, how weights reach them, who takes turns.
+
+``build`` makes what learns, this makes what samples; the two are the only importers of backends.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncGenerator, Callable
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from lagzero.config import Config
+from lagzero.engine.attention import KVCache
+from lagzero.engine.engine import Engine, EngineCounters, EngineLimits
+from lagzero.engine.request import Sampling
+from lagzero.engine.runner import probe_kv_shapes
+from lagzero.generate.native_backend import NativeBackend
+from lagzero.generate.patient import PatientGenerator
+from lagzero.generate.process_backend import ProcessBackend
+from lagzero.generate.rollout import SamplingBackend, SingleTurnGenerator
+from lagzero.numerics.allocator import keep_freed_memory
+from lagzero.numerics.memory import free_bytes
+from lagzero.numerics.precision import pick_dtype
+from lagzero.protocols import Gate, Generator, WeightLink
+from lagzero.runtime.cores import core_sets, stay_on
+from lagzero.runtime.engine_process import Served
+from lagzero.runtime.local_runtime import ComputeThread, FreeGate, PauseGate, TurnGate
+from lagzero.runtime.process_handle import ProcessPlan
+from lagzero.runtime.process_pool import DeathRule, EnginePool
+from lagzero.schedule.check import runs_on
+from lagzero.sync.memory import CopiedWeights, SharedWeights
+from lagzero.sync.shared_memory import Manifest, SlotWeights, WeightSlots
+from lagzero.train.lora import add_lora
+from lagzero.train.model import Policy, load_policy, stop_ids
+
+
+class Backend(SamplingBackend, Protocol):
+    """A sampling backend as a run uses it, wherever its engines are."""
+
+    @property
+    def counters(self) -> EngineCounters:
+        """Totals of all engines."""
+        ...
+
+    async def forget_prefixes(self) -> None:
+        """Let no later request find a cached prefix."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What samples: the engines' backend, generators for each purpose, and how weights come in.
+
+    ``running`` is entered for as long as the engines are needed.
+    """
+
+    backend: Backend
+    link: WeightLink
+    gate: Gate
+    running: Callable[[], AbstractAsyncContextManager[object]]
+    train: Generator
+    eval_greedy: SingleTurnGenerator
+    eval_sampled: SingleTurnGenerator
+
+
+def build_serving(
+    config: Config, policy: Policy, compute: ComputeThread, report: Callable[[str], None]
+) -> Serving:
+    """Make the engines that serve a policy, and the generators that play prompts on them.
+
+    ``report`` hears, in words, of engines that die and of groups that do not end.
+    """
+    match config.placement.kind:
+        case "colocated":
+            serving_policy = build_serving_policy(config, policy)
+            engine = Engine(
+                serving_policy, serving_policy.tokenizer, _engine_limits(config, serving_policy)
+            )
+            native = NativeBackend(engine, compute)
+            link = _link(policy, serving_policy, engine, compute)
+            gate = _turns(config, native)
+            return _serving(config, policy, native, link, gate, nullcontext, report)
+        case "disaggregated":
+            return _in_processes(config, policy, compute, report)
+
+
+def _turns(config: Config, backend: NativeBackend) -> Gate:
+    release = config.placement.release_kv
+    if runs_on(config):
+        return PauseGate(FreeGate(), backend, release)
+    return PauseGate(TurnGate(), backend, release) if release else TurnGate()
+
+
+def _in_processes(
+    config: Config, policy: Policy, compute: ComputeThread, report: Callable[[str], None]
+) -> Serving:
+    placement = config.placement
+    dtype = policy.dtype
+    if config.engine.dtype != "same":
+        dtype = pick_dtype(config.engine.dtype, policy.device)
+    slots = WeightSlots(Manifest.of(policy.weights(), dtype), policy.trainable().keys())
+    cores = core_sets(placement.engines, placement.engine_threads) if placement.pin_cores else None
+    plans = [
+        ProcessPlan(
+            functools.partial(serve_engine, config),
+            slots.reader,
+            placement.engine_threads,
+            None if cores is None else cores.engines[number],
+        )
+        for number in range(placement.engines)
+    ]
+    rule = DeathRule(
+        placement.on_engine_death, placement.max_engine_restarts, placement.engine_silence_s
+    )
+    pool = EnginePool(plans, rule, report)
+    backend = ProcessBackend(pool)
+    link = SlotWeights(policy.weights(), slots, pool, compute)
+
+    @asynccontextmanager
+    async def running() -> AsyncGenerator[None]:
+        async with AsyncExitStack() as closing:
+            closing.callback(slots.close)
+            if cores is not None:
+                await compute.call(stay_on, cores.trainer)
+            await backend.start()
+            closing.push_async_callback(backend.close)
+            yield
+
+    return _serving(config, policy, backend, link, FreeGate(), running, report)
+
+
+def serve_engine(config: Config) -> Served:
+    """Make the engine of one process; its weights are replaced before anything is sampled."""
+    keep_freed_memory()
+    dtype = config.model.dtype if config.engine.dtype == "same" else config.engine.dtype
+    model = config.model.model_copy(update={"dtype": dtype})
+    policy = load_policy(model)
+    if model.lora is not None:
+        policy = add_lora(policy, model.lora, config.seed)
+    engine = Engine(policy, policy.tokenizer, _engine_limits(config, policy))
+    return Served(engine, dict(policy.module.named_parameters()))
+
+
+def _serving(
+    config: Config,
+    policy: Policy,
+    backend: Backend,
+    link: WeightLink,
+    gate: Gate,
+    running: Callable[[], AbstractAsyncContextManager[object]],
+    report: Callable[[str], None],
+) -> Serving:
+    rollout = config.rollout
+    ends = frozenset(stop_ids(policy.module, policy.tokenizer))
+    greedy = Sampling(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=0.0,
+        stop_ids=ends,
+        stop_strings=tuple(rollout.stop),
+        include_stop=rollout.include_stop,
+    )
+    sampled = replace(
+        greedy,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+    )
+
+    def generator(sampling: Sampling, size: int, stream: str) -> SingleTurnGenerator:
+        return SingleTurnGenerator(backend, sampling, size, config.seed, stream)
+
+    train: Generator = generator(sampled, rollout.group_size, "train")
+    if rollout.timeout_s is not None:
+        train = PatientGenerator(train, rollout.timeout_s, rollout.retries, report)
+    return Serving(
+        backend,
+        link,
+        gate,
+        running,
+        train,
+        eval_greedy=generator(greedy, 1, "eval"),
+        eval_sampled=generator(sampled, config.eval.samples, "eval"),
+    )
+
+
+def _link(policy: Policy, serving: Policy, engine: Engine, compute: ComputeThread) -> WeightLink:
+    if serving is policy:
+        return SharedWeights(engine, compute)
+    changing = policy.trainable().keys()
+    return CopiedWeights(policy.weights(), serving.weights(), engine, compute, changing)
+
+
+def build_serving_policy(config: Config, policy: Policy) -> Policy:
+    """Return the policy itself where the engine can use its tensors, else a copy in its type."""
+    match config.engine.dtype:
+        case "same":
+            return policy
+        case "float32" | "bfloat16" as dtype:
+            wanted = pick_dtype(dtype, policy.device)
+            return policy if policy.dtype == wanted else policy.cast_copy(wanted)
+
+
+def _engine_limits(config: Config, policy: Policy) -> EngineLimits:
+    """Size the KV cache: as configured, else a share of free memory, at most what can be used."""
+    engine = config.engine
+    most = engine.max_running * policy.context_limit
+    tokens = engine.kv_cache_tokens
+    if tokens is None:
+        shapes = probe_kv_shapes(policy).shapes
+        per_token = KVCache.bytes_per_token(shapes, policy.dtype)
+        share = engine.kv_cache_share / config.placement.engines
+        tokens = int(free_bytes(policy.device) * share) // per_token
+    return EngineLimits(
+        max_running=engine.max_running,
+        page_size=engine.page_size,
+        kv_cache_tokens=max(engine.page_size, min(tokens, most)),
+        prefill_chunk_tokens=engine.prefill_chunk_tokens,
+        prefix_cache=engine.prefix_cache,
+        round_tokens=config.rollout.tokens_per_round,
+        kv_on_update=engine.kv_on_update,
+    )

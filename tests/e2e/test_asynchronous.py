@@ -1,0 +1,193 @@
+"""Engines in processes of their own, generation ahead of training, and what may break in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lagzero.observe.metrics import read_metrics
+
+APART = {"placement__kind": "disaggregated"}
+SLOW = [{"use": "rewards.py:slow"}]
+
+
+def lags(run: Path) -> list[float]:
+    return [line["lag/group_max"] for line in read_metrics(run / "metrics.jsonl") if "lag/group_max" in line]
+
+
+def consumed(run: Path) -> int:
+    """How many visits the last checkpoint says are over."""
+    folder = sorted((run / "checkpoints").iterdir())[-1]
+    cursor = json.loads((folder / "cursor.json").read_text())
+    return cursor["next_index"] + len(cursor["ahead"])
+
+
+def engine_pids(process: subprocess.Popen[str]) -> list[int]:
+    """The engine processes of a run, by the name that they show in ps."""
+    found: list[int] = []
+    for task in Path(f"/proc/{process.pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            if Path(f"/proc/{child}/comm").read_text().startswith("lagzero-engine"):
+                found.append(int(child))
+    return found
+
+
+def output_until(process: subprocess.Popen[str], words: str) -> str:
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if words in line:
+            return seen
+    raise AssertionError(f"ended without {words!r}:\n{seen}")
+
+
+def test_a_run_without_lag_is_the_same_run_wherever_its_engine_is(
+    place: Any, whole_run: Path, weights: Any
+):
+    """The same tokens, rewards and gradients, bit for bit: placement does not reach the math."""
+    recipe = place.recipe("apart", run_dir="apart", eval__every=2, eval__before=True, **APART)
+    done = place.lagzero("train", recipe)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert weights(place.folder / "apart/policy") == weights(whole_run / "policy")
+    names = ("reward/mean", "train/loss", "train/grad_norm", "eval/greedy_accuracy")
+    told = [
+        [{n: line[n] for n in names if n in line} for line in read_metrics(run / "metrics.jsonl")]
+        for run in (place.folder / "apart", whole_run)
+    ]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("lag", [1, 3])
+def test_generation_runs_ahead_as_far_as_it_may_and_no_further(place: Any, lag: int):
+    name = f"ahead{lag}"
+    recipe = place.recipe(name, run_dir=name, schedule__max_lag=lag, **APART)
+    done = place.lagzero("train", recipe)
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = lags(place.folder / name)
+    assert len(seen) == 6
+    assert max(seen) == lag
+    assert consumed(place.folder / name) >= 24
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("colocated", {"schedule__max_lag": 1}),
+        ("released", {"schedule__max_lag": 1, "placement__release_kv": True}),
+        ("turns", {"placement__release_kv": True}),
+        ("rounds", {"schedule__max_lag": 2, "rollout__tokens_per_round": 3}),
+        (
+            "recomputed",
+            {
+                "schedule__max_lag": 2,
+                "rollout__tokens_per_round": 3,
+                "engine__kv_on_update": "recompute",
+            },
+        ),
+        ("carried", {"schedule__extra_groups": 3, "schedule__window": None}),
+        (
+            "surplus",
+            {
+                "schedule__extra_groups": 3,
+                "schedule__window": None,
+                "schedule__surplus": "drop",
+            },
+        ),
+        (
+            "first",
+            {
+                "schedule__max_lag": 3,
+                "schedule__window": None,
+                "staleness__action": "interrupt",
+                "staleness__bound": 1,
+            },
+        ),
+        ("engines", {**APART, "placement__engines": 2, "schedule__max_lag": 1}),
+        ("seldom", {**APART, "schedule__sync_every": 3}),
+        (
+            "engine-copy",
+            {**APART, "schedule__max_lag": 1, "engine__dtype": "bfloat16"},
+        ),
+        (
+            "adapter",
+            {**APART, "schedule__max_lag": 1, "model__lora": {"rank": 4, "alpha": 8.0}},
+        ),
+    ],
+)
+def test_each_way_to_schedule_trains_every_step(place: Any, name: str, keys: dict[str, Any]):
+    recipe = place.recipe(name, run_dir=name, **keys)
+    assert place.inside("train", recipe) == 0
+    lines = [r for r in read_metrics(place.folder / name / "metrics.jsonl") if "lag/group_max" in r]
+    assert len(lines) == 6
+    if keys.get("staleness__action"):
+        assert max(line["lag/group_max"] for line in lines) <= keys["staleness__bound"]
+    if keys.get("schedule__sync_every"):
+        assert [line["lag/group_max"] for line in lines] == [0, 1, 2, 0, 1, 2]
+
+
+def test_an_interrupted_asynchronous_run_goes_on_and_loses_no_prompt(place: Any):
+    keys = {"schedule__max_lag": 2, "score__rewards": SLOW, **APART}
+    process = place.start("train", place.recipe("async-stop", run_dir="async-stop", **keys))
+    output = output_until(process, "step 3/6")
+    os.killpg(process.pid, signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output + rest
+    assert "Traceback" not in output + rest
+    done = place.lagzero("train", "--resume", "async-stop")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = place.folder / "async-stop"
+    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert consumed(run) >= 24
+
+
+def test_a_killed_engine_is_named_and_replaced(place: Any):
+    keys = {"schedule__max_lag": 1, "score__rewards": SLOW, **APART}
+    process = place.start("train", place.recipe("killed", run_dir="killed", **keys))
+    output = output_until(process, "step 2/6")
+    (victim,) = engine_pids(process)
+    os.kill(victim, signal.SIGKILL)
+    rest, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, output + rest
+    assert f"pid {victim}" in rest
+    assert "SIGKILL" in rest
+    assert len(lags(place.folder / "killed")) == 6
+
+
+def test_a_run_that_must_not_go_on_without_its_engine_ends_with_a_checkpoint(place: Any):
+    keys = {"score__rewards": SLOW, "placement__on_engine_death": "stop", **APART}
+    process = place.start("train", place.recipe("ended", run_dir="ended", **keys))
+    output = output_until(process, "step 3/6")
+    (victim,) = engine_pids(process)
+    os.kill(victim, signal.SIGKILL)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output + rest
+    assert f"pid {victim}" in rest
+    assert "Traceback" not in rest
+    done = place.lagzero("train", "--resume", "ended")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_run_that_is_killed_leaves_no_engine_behind(place: Any):
+    keys = {"score__rewards": SLOW, **APART}
+    process = place.start("train", place.recipe("orphan", run_dir="orphan", **keys))
+    output_until(process, "step 2/6")
+    (engine,) = engine_pids(process)
+    process.kill()
+    process.communicate(timeout=60)
+    while _is_running(engine):
+        time.sleep(0.05)  # ends with the engine, or at the suite's own limit
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
