@@ -149,16 +149,24 @@ def test_an_announcement_aborts_nothing_and_leaves_a_trail(model, engine_of, dra
         assert completion.version == 5
 
 
-def test_pages_of_mixed_versions_are_not_offered_to_others(versions_of, engine_of, drain, fresh):
-    """WS3: a sequence that ran across an update leaves nothing in the cache."""
+@pytest.mark.parametrize(
+    ("length", "steps", "round_tokens"), [(40, 5, None), (4, 2, None), (4, 2, 2)]
+)
+def test_pages_of_mixed_versions_are_not_offered_to_others(
+    length, steps, round_tokens, versions_of, engine_of, drain, fresh
+):
+    """WS3: one that ran, or was parked, across an update leaves nothing in the cache.
+
+    Also when the update came before its first page was full, so that the page had no name yet.
+    """
     versions = versions_of("llama")
-    engine = engine_of(versions.policy)
-    engine.add(request(0, new=30))
-    for _ in range(5):
+    engine = engine_of(versions.policy, round_tokens=round_tokens)
+    engine.add(request(0, PROMPT[:length], new=30))
+    for _ in range(steps):
         engine.step()
     versions.publish(engine, 1)
     done = drain(engine)[0, 0]
-    prompt = (*PROMPT, *done.tokens["id"].tolist())
+    prompt = (*PROMPT[:length], *done.tokens["id"].tolist())
     again = drain(engine, [request(1, prompt=prompt)])[1, 0].tokens
     assert engine.counters.num_cached_tokens == 0
     assert_equal(again, fresh("llama", request(1, prompt=prompt)))
