@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 from collections.abc import AsyncGenerator, Callable
 from contextlib import (
@@ -102,10 +103,10 @@ def _in_processes(
     config: Config, policy: Policy, compute: ComputeThread, report: Callable[[str], None]
 ) -> Serving:
     placement = config.placement
-    dtype = policy.dtype
-    if config.engine.dtype != "same":
-        dtype = pick_dtype(config.engine.dtype, policy.device)
+    same = config.engine.dtype == "same"
+    dtype = None if same else pick_dtype(config.engine.dtype, policy.device)
     slots = WeightSlots(Manifest.of(policy.weights(), dtype), policy.trainable().keys())
+    atexit.register(slots.close)  # should the run fail before it has begun
     cores = core_sets(placement.engines, placement.engine_threads) if placement.pin_cores else None
     plans = [
         ProcessPlan(
@@ -139,11 +140,10 @@ def _in_processes(
 def serve_engine(config: Config) -> Served:
     """Make the engine of one process; its weights are replaced before anything is sampled."""
     keep_freed_memory()
-    dtype = config.model.dtype if config.engine.dtype == "same" else config.engine.dtype
-    model = config.model.model_copy(update={"dtype": dtype})
-    policy = load_policy(model)
-    if model.lora is not None:
-        policy = add_lora(policy, model.lora, config.seed)
+    policy = load_policy(config.model)
+    if config.model.lora is not None:
+        policy = add_lora(policy, config.model.lora, config.seed)
+    policy = build_serving_policy(config, policy)
     engine = Engine(policy, policy.tokenizer, _engine_limits(config, policy))
     return Served(engine, dict(policy.module.named_parameters()))
 

@@ -1,4 +1,5 @@
-"""Where stages run: threads and turns on one machine.
+"""Where stages run: threads, turns and engine processes on one machine.
 
-May import ``types``, ``protocols``, ``errors``; backends are handed in.
+May import ``types``, ``protocols``, ``errors`` and the engine's request types; backends are handed
+in.
 """

@@ -23,6 +23,7 @@ from lagzero.runtime.messages import (
     Stop,
     TakeBack,
     TakeWeights,
+    Together,
     WeightsRefused,
     WeightsTaken,
 )
@@ -168,3 +169,13 @@ def test_the_fence_knows_every_slot_that_an_engine_could_still_read(moves):
         assert fence.is_quiet == (not any(line.values()))
         assert all(fence.is_settled(each) == (not line.get(each)) for each in range(3))
         assert all(fence.used(each) == held for each, held in holds.items())
+
+
+def test_messages_of_one_moment_are_all_seen_by_the_first_step(tmp_path):
+    """Also when the engine was already waiting for the first of them."""
+    bench = Bench(tmp_path)
+    bench.before = {3: [Stop()]}
+    answers = bench.run(Together((ask(1, 2), ask(2, 3))), Together((ask(3, 3),)))
+    ended = [sorted(c.request_id for c in m.completions) for m in answers]
+    assert ended == [[1], [2, 3]]
+    assert bench.engine.num_steps == 3
