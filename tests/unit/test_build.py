@@ -11,7 +11,8 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from lagzero import build, build_serving
+from lagzero import build
+from lagzero import build_serving as serving_room
 from lagzero.build_serving import build_serving
 from lagzero.config import Config
 from lagzero.config_load import parse_config
@@ -49,9 +50,9 @@ def test_the_cache_takes_its_share_of_what_is_free_and_no_more_than_is_useful(
     free: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ):
     """A token takes 2 * 2 * 8 * 4 = 128 bytes; at least one page, at most every slot's context."""
-    monkeypatch.setattr(build_serving, "free_bytes", lambda device: free)
+    monkeypatch.setattr(serving_room, "free_bytes", lambda device: free)
     sizes = config(engine={"kv_cache_share": 0.5, "max_running": 4, "page_size": 16})
-    assert build_serving._engine_limits(sizes, Small()).kv_cache_tokens == expected
+    assert serving_room._engine_limits(sizes, Small()).kv_cache_tokens == expected
 
 
 @pytest.fixture
