@@ -58,6 +58,12 @@ def test_schedules_reach_every_fault_and_every_ending():
     assert min(replayed[each] for each in ("recycle", "interrupt")) > 10
 
 
+@pytest.mark.parametrize("number", [849, 3489, 18558, 99412])
+def test_schedules_that_once_found_something_stay_clean(number: int):
+    """A consumer and a producer that both sleep; plays given up while they wait for their turn."""
+    assert run_schedule(number).violations == ()
+
+
 def test_a_schedule_replays_exactly():
     for number in range(60):
         assert run_schedule(number) == run_schedule(number)

@@ -371,3 +371,102 @@ def test_exponential_lengths_have_their_mean():
 def test_a_distribution_that_cannot_be_read_says_what_would_be(text: str, complaint: str):
     with pytest.raises(ValueError, match=complaint):
         parse_lengths(text)
+
+
+# --- contract, transfers, placement, by hand ----------------------------------------------------
+
+
+def test_what_still_runs_pauses_while_a_step_trains_on_its_devices():
+    """Lengths 2 and 6; at 2 s a step trains for 3 s; the other has 4 left then and ends at 9 s."""
+    keys = {"lanes": 2, "groups_per_step": 1, "max_lag": 1, "train_s": 3, "steps": 2}
+    result = simulate(lanes(**keys, lengths="list:2,6,1", placement="colocated"))
+    assert [each.at_s for each in result.steps] == [5, 12]
+    assert [each.metrics["lag/max"] for each in result.steps] == [0, 1]
+    apart = simulate(lanes(**keys, lengths="list:2,6,1"))
+    assert [each.at_s for each in apart.steps] == [5, 9]
+
+
+def one_second_steps(**keys: Any) -> Scenario:
+    """Engines whose decode steps take 1 s each, whatever runs."""
+    plain = {"params": 0, "weight_bytes": 1e12, "kv_bytes_per_token": 0, "overhead_s": 0}
+    plain |= {"bandwidth_bytes_per_s": 1e12, "group_size": 1, "train_token_s": 0, "sync_s": 0}
+    return with_keys(Scenario(), [(name, str(value)) for name, value in (plain | keys).items()])
+
+
+def test_two_halves_that_swap_work_on_two_steps_at_once():
+    """A step is generated in 4 s and trained in 4 s. Both halves generate at first; then each
+    trains 4 s and generates 4 s, against the other: a step every 4 s instead of every 8."""
+    keys = {"groups_per_step": 1, "lengths": "fixed:4", "train_s": 4, "steps": 6, "engines": 2}
+    swapped = simulate(one_second_steps(**keys, placement="swap", max_lag=1))
+    assert [each.at_s for each in swapped.steps] == [8, 12, 16, 20, 24, 28]
+    assert [each.metrics["lag/max"] for each in swapped.steps] == [0, 1, 1, 1, 1, 1]
+    together = simulate(one_second_steps(**keys, placement="colocated"))
+    assert together.time_s == 6 * 8
+
+
+def test_a_half_that_trains_does_not_generate():
+    """Step 2 belongs to half 0, which trains step 0 until 8 s, although its group may start
+    then only: admission and placement say the same."""
+    keys = {"groups_per_step": 2, "lengths": "fixed:4", "train_s": 4, "steps": 4, "engines": 2}
+    result = simulate(one_second_steps(**keys, placement="swap", max_lag=1, max_running=1))
+    # one slot a half, two groups a step: 8 s to generate, 4 s to train
+    assert [each.at_s for each in result.steps] == [12, 16, 24, 28]
+    assert result.slot_idle["turn"] == pytest.approx(4 * 4 / (2 * 28))
+
+
+LONG_SECOND = {"lanes": 2, "groups_per_step": 1, "max_lag": 1, "train_s": 1, "window": "none"}
+
+
+def test_an_interrupted_group_leaves_its_lane_to_the_next():
+    """The second group would take 50 s. Version 1 is out at 2 s, and it is too old then."""
+    keys = {**LONG_SECOND, "lengths": "list:1,50,1", "steps": 6, "bound": 0, "max_restarts": 0}
+    result = simulate(lanes(**keys, action="interrupt"))
+    assert result.num_given_up["interrupted"] >= 1
+    assert result.given_up_length > 1
+    assert result.lag_max == 0
+    assert result.time_s < 20
+    waited = simulate(lanes(**{**keys, "window": 1}, action="wait"))
+    assert waited.time_s > 50
+
+
+def test_an_interrupted_group_is_played_again_as_often_as_the_contract_says():
+    keys = {**LONG_SECOND, "lengths": "list:1,50,1", "steps": 12, "bound": 0, "max_restarts": 2}
+    result = simulate(lanes(**keys, action="interrupt"))
+    assert result.num_restarts >= 2
+    assert result.num_given_up["interrupted"] >= 1
+
+
+def test_a_group_that_is_too_old_when_it_ends_is_dropped_with_its_tokens():
+    """The second group ends at 9 s, versions later; its 9 tokens were written for nothing."""
+    keys = {**LONG_SECOND, "lengths": "list:1,9,1", "steps": 20, "bound": 1}
+    result = simulate(lanes(**keys, action="drop"))
+    assert result.num_given_up == {"stale": 1}
+    assert result.given_up_length == 9
+    assert result.lag_max <= 1
+    assert result.lost_share * (result.tokens + 9) == pytest.approx(9, rel=0.2)
+    assert result.length_mean == 1.0
+    kept = simulate(lanes(**keys, action="accept"))
+    assert (kept.num_given_up, kept.lag_max > 1) == ({}, True)
+
+
+def test_surplus_is_carried_or_dropped():
+    """Three start, two are needed: the long one is carried into a later step, or never trained.
+
+    What starts in its place does so while the step trains, so it has lag 1 in the next one.
+    """
+    keys = {"lanes": 3, "groups_per_step": 2, "extra_groups": 1, "window": "none", "steps": 9}
+    carried = simulate(lanes(**keys, lengths="cycle:1,1,9", train_s=1))
+    dropped = simulate(lanes(**keys, lengths="cycle:1,1,9", train_s=1, surplus="drop"))
+    assert carried.length_mean > 2
+    assert (dropped.length_mean, dropped.lag_max) == (1.0, 1)
+    assert carried.lag_max > 1
+    assert set(dropped.num_given_up) == {"surplus"}
+
+
+def test_weights_travel_after_every_nth_step():
+    """Lengths 4, training 1 s, transfer 2 s, 3 steps a transfer: 4 + 3 + 2 s for three steps."""
+    keys = {"groups_per_step": 1, "lanes": 4, "lengths": "fixed:4", "train_s": 1, "sync_s": 2}
+    result = simulate(lanes(**keys, steps=6, sync_every=3))
+    assert [each.at_s for each in result.steps] == [5, 6, 9, 14, 15, 18]
+    assert [each.metrics["lag/max"] for each in result.steps] == [0, 1, 2, 0, 1, 2]
+    assert result.lag_groups == {0: 2, 1: 2, 2: 2}
