@@ -84,6 +84,10 @@ class ServableEngine(Protocol):
         """Take note of the version that the weights now are."""
         ...
 
+    def forget_prefixes(self) -> None:
+        """Let no later request find what earlier ones computed."""
+        ...
+
     def reset(self) -> None:
         """Forget every request."""
         ...
@@ -278,7 +282,7 @@ class EngineLoop:
             case TakeWeights(version, slot):
                 self._take(version, slot)
             case ForgetPrefixes():
-                self._engine.weights_changed(self._engine.version)
+                self._engine.forget_prefixes()
             case _:
                 raise TypeError(f"an engine process does not know the message {message!r}")
 

@@ -53,7 +53,7 @@ class FakeEngine:
     def __init__(self, folder: Path, version: int = 0):
         self.folder = folder
         self.version = version
-        self.num_steps = self.num_tokens = self.num_announcements = 0
+        self.num_steps = self.num_tokens = self.num_announcements = self.num_forgotten = 0
         self.running: list[Running] = []
         self.in_step = False
 
@@ -111,6 +111,10 @@ class FakeEngine:
         assert not self.in_step
         self.version = version
         self.num_announcements += 1
+
+    def forget_prefixes(self) -> None:
+        assert not self.in_step
+        self.num_forgotten += 1
 
     def reset(self) -> None:
         self.in_step = False
