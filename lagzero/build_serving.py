@@ -29,6 +29,7 @@ from lagzero.generate.rollout import SamplingBackend, SingleTurnGenerator
 from lagzero.numerics.allocator import keep_freed_memory
 from lagzero.numerics.memory import free_bytes
 from lagzero.numerics.precision import pick_dtype
+from lagzero.numerics.quiet import quiet_libraries
 from lagzero.protocols import Gate, Generator, WeightLink
 from lagzero.runtime.cores import core_sets, stay_on
 from lagzero.runtime.engine_process import Served
@@ -140,6 +141,7 @@ def _in_processes(
 def serve_engine(config: Config) -> Served:
     """Make the engine of one process; its weights are replaced before anything is sampled."""
     keep_freed_memory()
+    quiet_libraries()
     policy = load_policy(config.model)
     if config.model.lora is not None:
         policy = add_lora(policy, config.model.lora, config.seed)

@@ -9,10 +9,8 @@ import argparse
 import asyncio
 import errno
 import itertools
-import os
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,9 +103,10 @@ def _train(known: argparse.Namespace, overrides: list[str], console: Console) ->
     else:
         config = _load(known.recipe, overrides)
         folder = _new_folder(config, Path(known.recipe).stem)
+    from lagzero.numerics.quiet import quiet_libraries
     from lagzero.run import Run
 
-    _quiet_libraries()
+    quiet_libraries()
     run = Run(config, folder, console, resume=known.resume is not None)
     finished = asyncio.run(run.train())
     return 0 if finished else INTERRUPTED
@@ -120,8 +119,9 @@ def _eval(known: argparse.Namespace, overrides: list[str], console: Console) -> 
     load = _run_config if target.is_dir() else _load
     config = load(target, overrides, training=False)
     from lagzero.measure import measure_policy
+    from lagzero.numerics.quiet import quiet_libraries
 
-    _quiet_libraries()
+    quiet_libraries()
     asyncio.run(measure_policy(config, target if target.is_dir() else None, console))
     return 0
 
@@ -168,16 +168,6 @@ def _new_folder(config: Config, name: str) -> Path:
         remedy = f"go on with --resume {folder}, or name another"
         raise ConfigError([f"run_dir: {folder} holds a run already; {remedy}"])
     return folder
-
-
-def _quiet_libraries() -> None:
-    """Keep the libraries' own progress bars and advice out of the run's output."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def _complain(head: str, lines: Sequence[str]) -> None:
