@@ -19,7 +19,11 @@ SLOW = [{"use": "rewards.py:slow"}]
 
 
 def lags(run: Path) -> list[float]:
-    return [line["lag/group_max"] for line in read_metrics(run / "metrics.jsonl") if "lag/group_max" in line]
+    return [
+        line["lag/group_max"]
+        for line in read_metrics(run / "metrics.jsonl")
+        if "lag/group_max" in line
+    ]
 
 
 def consumed(run: Path) -> int:
@@ -54,8 +58,7 @@ def test_a_run_without_lag_is_the_same_run_wherever_its_engine_is(
 ):
     """The same tokens, rewards and gradients, bit for bit: placement does not reach the math."""
     recipe = place.recipe("apart", run_dir="apart", eval__every=2, eval__before=True, **APART)
-    done = place.lagzero("train", recipe)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.inside("train", recipe) == 0
     assert weights(place.folder / "apart/policy") == weights(whole_run / "policy")
     names = ("reward/mean", "train/loss", "train/grad_norm", "eval/greedy_accuracy")
     told = [
@@ -69,8 +72,7 @@ def test_a_run_without_lag_is_the_same_run_wherever_its_engine_is(
 def test_generation_runs_ahead_as_far_as_it_may_and_no_further(place: Any, lag: int):
     name = f"ahead{lag}"
     recipe = place.recipe(name, run_dir=name, schedule__max_lag=lag, **APART)
-    done = place.lagzero("train", recipe)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert place.inside("train", recipe) == 0
     seen = lags(place.folder / name)
     assert len(seen) == 6
     assert max(seen) == lag
