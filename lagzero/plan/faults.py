@@ -14,8 +14,7 @@ import numpy as np
 from lagzero.errors import GroupLost
 from lagzero.loop import Loop, LoopSchedule, Progress, Stages
 from lagzero.plan.ledger import Ledger, LedgerAudit, Saved
-from lagzero.plan.models import FreeGate
-from lagzero.runtime.local_runtime import TurnGate
+from lagzero.runtime.local_runtime import FreeGate, TurnGate
 from lagzero.schedule.router import Router
 from lagzero.schedule.staleness import Contract, provable_bound
 from lagzero.types import (

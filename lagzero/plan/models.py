@@ -40,18 +40,6 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-class FreeGate:
-    """Each stage has machines of its own: all may run at once."""
-
-    def shared(self, stage: str) -> AbstractAsyncContextManager[None]:
-        """Enter at once."""
-        return nullcontext()
-
-    def exclusive(self, stage: str) -> AbstractAsyncContextManager[None]:
-        """Enter at once."""
-        return nullcontext()
-
-
 class ModelSource:
     """Prompts that are only numbers; the data end where their lengths do.
 

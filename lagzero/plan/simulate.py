@@ -12,7 +12,6 @@ from lagzero.plan.clock import VirtualLoop, run_virtual
 from lagzero.plan.engine import Engine, Recorder, Span
 from lagzero.plan.meter import Meter
 from lagzero.plan.models import (
-    FreeGate,
     ModelAudit,
     ModelGenerator,
     ModelLink,
@@ -26,6 +25,7 @@ from lagzero.plan.models import (
 )
 from lagzero.plan.pace import Lanes, Pace, Roofline
 from lagzero.plan.scenario import Scenario, as_text
+from lagzero.runtime.local_runtime import FreeGate
 from lagzero.schedule.router import Policy
 from lagzero.schedule.staleness import Action, Clock, Contract
 from lagzero.types import StepStats

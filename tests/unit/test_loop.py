@@ -18,22 +18,12 @@ from lagzero.errors import LagzeroError
 from lagzero.loop import Loop, LoopSchedule, Progress, Stages
 from lagzero.plan.clock import Deadlock
 from lagzero.plan.clock import run_virtual as run
-from lagzero.runtime.local_runtime import TurnGate
+from lagzero.runtime.local_runtime import FreeGate, TurnGate
 from lagzero.types import Batch, Group, Outcome, Prompt, Score, ScoredGroup, StepStats
 
 
 def now() -> float:
     return asyncio.get_running_loop().time()
-
-
-class FreeGate:
-    """Generation and training on machines of their own."""
-
-    @asynccontextmanager
-    async def shared(self, stage: str) -> AsyncGenerator[None]:
-        yield
-
-    exclusive = shared
 
 
 @dataclass

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lagzero.loop import Loop, LoopSchedule, Progress, Stages
 from lagzero.observe.catalog import checked
 from lagzero.plan.clock import run_virtual
-from lagzero.plan.models import FreeGate
+from lagzero.runtime.local_runtime import FreeGate
 from lagzero.schedule.audit import Audit, averages, lag_metrics
 from lagzero.schedule.staleness import Contract
 from lagzero.types import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lagzero.loop import Loop, LoopSchedule, Progress, Stages
 from lagzero.plan.clock import run_virtual
-from lagzero.plan.models import FreeGate
+from lagzero.runtime.local_runtime import FreeGate
 from lagzero.schedule.flow import Flow
 from lagzero.schedule.staleness import Contract, Verdict, lag_counts, provable_bound
 from lagzero.types import (
