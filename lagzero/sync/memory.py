@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
 import torch
 
 from lagzero.errors import WeightSyncError
+from lagzero.nearest import nearest
 from lagzero.runtime.local_runtime import ComputeThread
 
 
@@ -77,8 +77,8 @@ def copy_weights(
     """
     problems: list[str] = []
     for name in source.keys() - target.keys():
-        near = difflib.get_close_matches(name, target, 1)
-        hint = f"; the nearest is {near[0]!r}" if near else ""
+        near = nearest(name, target)
+        hint = f"; the nearest is {near!r}" if near else ""
         problems.append(f"{name}: the engine has no such tensor{hint}")
     problems.extend(f"{name}: missing from the update" for name in target.keys() - source.keys())
     problems.extend(

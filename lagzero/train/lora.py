@@ -83,7 +83,7 @@ def lora_reference(policy: Policy, config: LoraConfig) -> ReferenceScope:
 
 
 def _adapter_folder(start: str) -> str:
-    folder = Path(start).expanduser()
+    folder = Path(start)
     if not (folder / "adapter_config.json").is_file():
         raise LagzeroError(f"model.lora.start: {start!r} is no folder with an adapter_config.json")
     return str(folder)

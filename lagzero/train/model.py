@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lagzero.config import ModelConfig
+from lagzero.config_files import chat_template_text
 from lagzero.errors import LagzeroError
 from lagzero.numerics.attention import ATTENTION, PLAN_KEYWORD, AttentionPlan, register
 from lagzero.numerics.precision import pick_dtype
@@ -134,7 +135,7 @@ def load_tokenizer(config: ModelConfig) -> tuple[Any, int]:
         tokenizer = AutoTokenizer.from_pretrained(_source(config.path))
         limit = _context_limit(AutoConfig.from_pretrained(_source(config.path)))
     if config.chat_template is not None:
-        tokenizer.chat_template = _template_text(config.chat_template)
+        tokenizer.chat_template = chat_template_text(config.chat_template)
     return tokenizer, limit
 
 
@@ -250,7 +251,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
 
 def _checked_path(path: str) -> str:
     """Return the path, after saying clearly what is wrong with one that looks like a folder."""
-    folder = Path(path).expanduser()
+    folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             hint = ""
@@ -261,18 +262,6 @@ def _checked_path(path: str) -> str:
     if path.startswith(("/", "./", "../", "~")) or path.count("/") > 1:
         raise LagzeroError(f"model.path: there is no folder {path!r}")
     return path
-
-
-def _template_text(template: str) -> str:
-    """A chat template is given as Jinja text or as a file that holds it."""
-    if "{" in template:
-        return template
-    file = Path(template).expanduser()
-    if not file.is_file():
-        raise LagzeroError(
-            f"model.chat_template: {template!r} is neither a file nor Jinja text (no '{{')"
-        )
-    return file.read_text(encoding="utf-8")
 
 
 def _first_line(error: Exception) -> str:

@@ -94,7 +94,7 @@ def test_a_chat_template_is_text_or_a_file(model_folder: Callable[..., Path], tm
         policy = load_policy(ModelConfig(path=folder, chat_template=template), CPU)
         messages = [{"role": "user", "content": "hello"}]
         assert policy.tokenizer.apply_chat_template(messages, tokenize=False) == "hello!"
-    with pytest.raises(LagzeroError, match="neither a file nor Jinja"):
+    with pytest.raises(LagzeroError, match="neither Jinja text"):
         load_policy(ModelConfig(path=folder, chat_template="no_such_file"), CPU)
 
 
