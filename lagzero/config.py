@@ -104,7 +104,7 @@ class RolloutConfig(Block):
     tokens_per_round: PositiveInt | None = None
     # of a group; then it is begun again, `retries` times, and given up after that; None: no limit
     timeout_s: Annotated[float, Field(gt=0)] | None = None
-    retries: Annotated[int, Field(ge=0)] = 1
+    retries: Annotated[int, Field(ge=0)] = 1  # of a group that timed out
 
 
 class EngineConfig(Block):
