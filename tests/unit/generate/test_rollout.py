@@ -15,7 +15,7 @@ class Recorder:
     def __init__(self):
         self.asked = []
 
-    async def complete(self, prompt_ids, seeds, sampling):
+    async def complete(self, prompt_ids, seeds, sampling, *, label):
         self.asked.append((prompt_ids, tuple(seeds), sampling))
         return [
             Rollout(m, sampled_tokens([seed % 97], [-0.5], [3]), str(seed), Finish.LENGTH)
