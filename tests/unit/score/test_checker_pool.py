@@ -181,7 +181,7 @@ def test_real_worker_is_killed_at_the_limit() -> None:
         gold = "+".join(f"{name}!" for name in "nmkpqrstuvw")
         other = "+".join(rf"{name}\cdot({name}-1)!" for name in "nmkpqrstuvw")
         assert pool.check_all([Job(gold, other), Job(other, gold)]) == [False] * 2
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 40
         assert pool.num_alive == first == 1
         assert pool.check(Job("x", "x")) is True
 

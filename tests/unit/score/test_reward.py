@@ -134,7 +134,7 @@ def test_late_sync_reward_is_infrastructure_and_blocks_nothing() -> None:
     assert score.outcome is Outcome.INFRASTRUCTURE
     assert "0.2 s" in score.reason
     assert beats > 5
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40
 
 
 def test_late_async_reward_is_infrastructure() -> None:
