@@ -112,6 +112,8 @@ class Place:
             for part in path:
                 node = node.setdefault(part, {})
             node[last] = value
+        if (folder := changes.get("run_dir")) is not None:
+            assert not (self.folder / folder).exists(), f"another test has a run in {folder}"
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(tree))
         return f"{name}.yaml"
 

@@ -152,7 +152,7 @@ def test_an_interrupted_asynchronous_run_goes_on_and_loses_no_prompt(place: Any)
 
 def test_a_killed_engine_is_named_and_replaced(place: Any):
     keys = {"schedule__max_lag": 1, "score__rewards": SLOW, **APART}
-    process = place.start("train", place.recipe("killed", run_dir="killed", **keys))
+    process = place.start("train", place.recipe("engine_killed", run_dir="engine_killed", **keys))
     output = output_until(process, "step 2/6")
     (victim,) = engine_pids(process)
     os.kill(victim, signal.SIGKILL)
@@ -160,7 +160,7 @@ def test_a_killed_engine_is_named_and_replaced(place: Any):
     assert process.returncode == 0, output + rest
     assert f"pid {victim}" in rest
     assert "SIGKILL" in rest
-    assert len(lags(place.folder / "killed")) == 6
+    assert len(lags(place.folder / "engine_killed")) == 6
 
 
 def test_a_run_that_must_not_go_on_without_its_engine_ends_with_a_checkpoint(place: Any):
