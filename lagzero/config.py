@@ -50,6 +50,10 @@ class ModelConfig(Block):
     chat_template: UserPath | None = None  # Jinja text or a file; None: the tokenizer's own
     system_prompt: str | None = None  # before text prompts; None: what the template adds by itself
     lora: LoraConfig | None = None  # None: all weights are trained
+    # the policy that the KL term is measured against, a folder or hub id with the same tokenizer
+    # (a teacher, in distillation); None: the policy as it started
+    reference: UserPath | None = None
+    fp32_head: bool = False  # compute logits in float32, in the trainer and in the engine
 
 
 class SourceConfig(Block):
@@ -204,10 +208,21 @@ class AdvantageConfig(Block):
     """How rewards become advantages."""
 
     # the baseline. group_mean: the group's mean (GRPO; Dr. GRPO without normalize_std);
-    # leave_one_out: the mean of the others (RLOO, without normalize_std); none: 0 (REINFORCE)
-    estimator: Literal["group_mean", "leave_one_out", "none"] = "group_mean"
+    # leave_one_out: the mean of the others (RLOO, without normalize_std); none: 0 (REINFORCE);
+    # gae: generalised advantages from the critic's values (PPO)
+    estimator: Literal["group_mean", "leave_one_out", "none", "gae"] = "group_mean"
     normalize_std: bool = True  # divide by the group's standard deviation (GRPO)
-    zero_spread: Literal["keep", "drop"] = "drop"  # groups whose rewards are all equal
+    # then to mean 0 and standard deviation 1 over all trained tokens of the step (REINFORCE++, PPO)
+    normalize_batch: bool = False
+    gamma: Share = 1.0  # discount from one trained token to the next, of gae
+    lam: Annotated[float, Field(ge=0, le=1)] = 1.0  # of gae: 0 one-step differences, 1 returns
+    # groups whose rewards are all equal; resample: others are played in their place (the dynamic
+    # sampling of DAPO), at most resample_limit x groups_per_step of them a step
+    zero_spread: Literal["keep", "drop", "resample"] = "drop"
+    resample_limit: PositiveInt = 3  # times groups_per_step
+    # rollouts that max_new_tokens or the context cut off; mask: they count in the baseline and are
+    # not trained (the overlong filtering of DAPO)
+    truncated: Literal["keep", "mask"] = "keep"
     short_group: Literal["keep", "drop"] = "keep"  # groups that lost an unscorable member
 
 
@@ -219,15 +234,39 @@ class KLConfig(Block):
     # (GRPO). In the loss, k2 has the gradient of KL(policy || reference) for tokens that the
     # policy itself sampled, k3 that of the reverse, k1 none
     estimator: KLEstimator = "k3"
-    # loss: a term of its own (GRPO); reward: subtracted from the reward, before the baseline
-    where: Literal["loss", "reward"] = "loss"
+    # loss: a term of its own (GRPO); reward: subtracted from the reward, before the baseline;
+    # advantage: subtracted from each token's advantage (with model.reference a teacher and
+    # estimator k1: on-policy distillation)
+    where: Literal["loss", "reward", "advantage"] = "loss"
+
+
+class CorrectionConfig(Block):
+    """What is done about tokens that another policy sampled than the one being trained.
+
+    The weight w of a token is proximal / behaviour, engine-trainer mismatch and staleness
+    together. It carries no gradient and multiplies the policy's term.
+    """
+
+    # truncate: min(w, high) (TIS); mask: w within [low, high], else 0 (masked importance sampling,
+    # IcePop)
+    kind: Literal["none", "truncate", "mask"] = "none"
+    # of w: each token's own, the product over the sequence, or its geometric mean
+    level: Literal["token", "sequence_product", "sequence_mean"] = "token"
+    low: Annotated[float, Field(ge=0)] = 0.0  # of mask
+    high: Annotated[float, Field(gt=0)] = 2.0  # of truncate and mask
+    weigh: bool = True  # of mask: False leaves weight 1 within the band
+    max_token_lag: Annotated[int, Field(ge=0)] | None = None  # older tokens are not trained
 
 
 class LossConfig(Block):
     """The objective."""
 
-    policy: Literal["clip"] = "clip"  # PPO's clipped surrogate
-    clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2  # ratio bound 1 - clip_low
+    # with r the importance ratio and A the advantage. clip: PPO's surrogate
+    # -min(r A, clamp(r) A); cispo: -clamp(r) A log p, without gradient through r; band: -r A within
+    # the bounds and 0 outside, whatever A's sign (Kimi K2.5, GLM-5); reinforce: -A log p; dpo: the
+    # best against the worst rollout of each group; cross_entropy: -log p times the reward
+    policy: Literal["clip", "cispo", "band", "reinforce", "dpo", "cross_entropy"] = "clip"
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2  # ratio bound 1 - clip_low; 1: none
     # ratio bound 1 + clip_high; above clip_low, the clip-higher of DAPO
     clip_high: Annotated[float, Field(ge=0)] = 0.2
     dual_clip: Annotated[float, Field(gt=1)] | None = None  # bounds the loss where A < 0
@@ -236,6 +275,13 @@ class LossConfig(Block):
     # length-normalised surrogate and no importance weight (GSPO). Log-ratios .1 and .2 give 1.35
     # as a product and 1.16 as a mean
     ratio: Literal["token", "sequence_product", "sequence_mean"] = "token"
+    # what the ratio is taken against. behaviour: what sampled the token, so that one ratio holds
+    # mismatch, staleness and the update; recomputed: the policy just before this step (decoupled
+    # PPO, with loss.correction for the rest); interpolated: between the two by the token's lag,
+    # without another forward pass (A-3PO)
+    proximal: Literal["behaviour", "recomputed", "interpolated"] = "behaviour"
+    correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
+    dpo_beta: Annotated[float, Field(gt=0)] = 0.1  # of dpo: scale of the log-ratios' difference
     # token_mean: each token of the step weighs the same (DAPO); sequence_mean: each sequence does
     # (GRPO, GSPO); constant: sums divided by sequences x loss.constant (Dr. GRPO)
     reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
@@ -257,9 +303,23 @@ class OptimizerConfig(Block):
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0  # of the whole gradient
 
 
+class CriticConfig(Block):
+    """A value function, for ``advantage.estimator: gae``."""
+
+    path: UserPath | None = None  # its first weights, folder or hub id; None: the policy's
+    shared: bool = False  # a value head on the policy's own trunk, trained with its loss
+    coefficient: Annotated[float, Field(gt=0)] = 0.5  # of the value loss in a shared trunk's loss
+    # bounds how far a value moves from what it was before the step; None: no bound
+    clip: Annotated[float, Field(gt=0)] | None = 0.2
+    warmup_steps: Annotated[int, Field(ge=0)] = 0  # first steps, in which only the critic learns
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)  # of a critic of its own
+
+
 class TrainConfig(Block):
     """How a step is cut for memory, which changes the gradient by rounding only; the optimiser."""
 
+    # updates on one step's batch (PPO's epochs); the version counts steps
+    passes: PositiveInt = 1
     micro_batch_tokens: PositiveInt = 4096  # of one packed row
     share_prompt: bool = True  # compute a group's prompt once
     logprob_chunk_tokens: PositiveInt = 1024  # trained tokens whose logits are in memory at once
@@ -291,6 +351,27 @@ class Config(Block):
 
     seed: int = 0  # of sampling, order and new adapters
     run_dir: UserPath | None = None  # None: runs/<recipe name>-<time>
+    # a published objective by its name (docs/objectives.md); keys that the file sets win over it
+    algorithm: (
+        Literal[
+            "grpo",
+            "dr_grpo",
+            "dapo",
+            "gspo",
+            "ppo",
+            "rloo",
+            "reinforce",
+            "reinforce_pp",
+            "cispo",
+            "online_dpo",
+            "distill",
+            "olmo3",
+            "icepop",
+            "scalerl",
+            "areal",
+        ]
+        | None
+    ) = None
     data: DataConfig
     score: ScoreConfig
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -301,6 +382,7 @@ class Config(Block):
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
+    critic: CriticConfig | None = None  # None: there is none
     train: TrainConfig = Field(default_factory=TrainConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
