@@ -47,11 +47,13 @@ def main() -> None:
     parser.add_argument("--burners", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
     burners = [_burner(core) for core in sorted(os.sched_getaffinity(0))] if options.burners else []
+    workload = Workload(options)
     try:
-        asyncio.run(Workload(options).measure())
+        asyncio.run(workload.measure())
     finally:
         for each in burners:
             each.kill()
+    workload.report()
 
 
 def _burner(core: int) -> subprocess.Popen[bytes]:
@@ -88,30 +90,31 @@ class Workload:
         self.training = build.build_training(config, policy, self.compute)
         self.lengths = parse_lengths(options.lengths).draws(0)
         self.version = 0
+        self.times: dict[int, list[float]] = {lag: [] for lag in options.max_lags}
+        self.scenario: Any = None
 
     async def measure(self) -> None:
-        """Print a table: measured and predicted seconds for each max_lag."""
+        """Measure the speeds, then the seconds of each max_lag."""
         async with self.serving.running():
             await self.serving.link.publish(0)
-            scenario = await self._calibrated()
-            times: dict[int, list[float]] = {lag: [] for lag in self.options.max_lags}
+            self.scenario = await self._calibrated()
             for number in range(self.options.repeats):
-                for lag, done in times.items():
+                for lag, done in self.times.items():
                     done.append(await self._run(lag))
                     print(f"{number + 1} max_lag {lag}: {done[-1]:.1f} s", flush=True)
         self.compute.close()
-        self._report(times, scenario)
 
-    def _report(self, times: dict[int, list[float]], scenario: Any) -> None:
+    def report(self) -> None:
+        """Print a table: measured and predicted seconds for each max_lag."""
         import dataclasses
 
         from lagzero.plan.simulate import simulate
 
-        medians = {lag: statistics.median(done) for lag, done in times.items()}
+        medians = {lag: statistics.median(done) for lag, done in self.times.items()}
         first = next(iter(medians.values()))
         print(f"\n{'max_lag':>8} {'measured':>10} {'speed-up':>9} {'predicted':>10} {'error':>7}")
         for lag, measured in medians.items():
-            predicted = simulate(dataclasses.replace(scenario, max_lag=lag)).time_s
+            predicted = simulate(dataclasses.replace(self.scenario, max_lag=lag)).time_s
             print(
                 f"{lag:8d} {measured:8.1f} s {first / measured:8.2f}x {predicted:8.1f} s "
                 f"{predicted / measured - 1:+7.1%}"
@@ -143,19 +146,17 @@ class Workload:
     async def _calibrated(self) -> Any:
         """Measure speeds and return the scenario that has them."""
         from lagzero.plan.lengths import LengthSpec
+        from lagzero.plan.pace import Measured
         from lagzero.plan.scenario import Scenario
 
         options = self.options
         full = options.groups * options.samples
-        decode = {n: await self._decode_step_s(n, 48) for n in (1, full // 2, full)}
+        sizes = sorted({1, full // 4, full // 2, full} - {0})
+        decode = {n: await self._decode_step_s(n, 48) for n in sizes}
         small, large = [await self._train_step_s(size) for size in (8, 48)]
         begun = time.perf_counter()
         await self.serving.link.publish(self.version)
         sync_s = time.perf_counter() - begun
-        # overhead + max(floor, slope n), through the three points
-        slope = max(0.0, (decode[full] - decode[full // 2]) / (full - full // 2))
-        overhead = max(0.0, decode[full] - slope * full)
-        floor = max(decode[1] - overhead, 1e-6)
         token_s = (large[1] - small[1]) / (large[0] - small[0])
         fixed_s = max(0.0, small[1] - token_s * small[0])
         told = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in decode.items())
@@ -173,13 +174,7 @@ class Workload:
             prompt_tokens=0,
             engines=1,
             max_running=self.config.engine.max_running,
-            params=slope / 2,
-            weight_bytes=floor,
-            kv_bytes_per_token=0.0,
-            bandwidth_bytes_per_s=1.0,
-            peak_flop_per_s=1.0,
-            efficiency=1.0,
-            overhead_s=overhead,
+            decode_steps=Measured(tuple(decode.items())),
             train_s=fixed_s,
             train_token_s=token_s,
             sync_s=sync_s,

@@ -139,7 +139,9 @@ def _sweep(text: str, problems: list[str]) -> tuple[str, tuple[str, ...]] | None
         problems.append(f"--sweep needs values, such as --sweep {name}={_example(name)}")
     else:
         # distributions hold commas themselves, so they are set apart by a semicolon
-        return name, tuple(values.split(";" if name in ("lengths", "score") else ","))
+        return name, tuple(
+            values.split(";" if name in ("lengths", "score", "decode_steps") else ",")
+        )
     return None
 
 
@@ -153,7 +155,12 @@ def _unknown(flag: str) -> str:
 
 
 def _example(name: str) -> str:
-    own = {"sweep": "max_lag=0,1,2,4", "json": "out.json", "timeline": "never"}
+    own = {
+        "sweep": "max_lag=0,1,2,4",
+        "json": "out.json",
+        "timeline": "never",
+        "decode_steps": "1:0.02,64:0.03",
+    }
     if name in own:
         return own[name]
     default = NAMES[name].default

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -107,3 +108,70 @@ class Roofline:
         while self.span_s(num_running, context_tokens, guess) < seconds:
             guess += 1
         return guess
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Decode steps as they were timed, on a straight line between the sizes that were tried.
+
+    Below the smallest and above the largest size the nearest line goes on. Context plays no part:
+    what it costs is in the timings.
+    """
+
+    points: tuple[tuple[int, float], ...]  # (sequences, seconds of one step), ascending
+    continuous: bool = False
+
+    @property
+    def text(self) -> str:
+        """The timings as a flag's value."""
+        return ",".join(f"{n}:{seconds:g}" for n, seconds in self.points)
+
+    def step_s(self, num_running: int) -> float:
+        """Return the seconds of one step of so many sequences, at least 1 ns."""
+        (n0, s0), (n1, s1) = self._around(num_running)
+        slope = (s1 - s0) / (n1 - n0) if n1 > n0 else 0.0
+        return max(s0 + slope * (num_running - n0), 1e-9)
+
+    def span_s(self, num_running: int, context_tokens: float, steps: float) -> float:
+        """Return steps times the seconds of one."""
+        return steps * self.step_s(num_running)
+
+    def steps_until(self, num_running: int, context_tokens: float, seconds: float) -> float:
+        """Return the fewest whole steps whose span is at least ``seconds``."""
+        step_s = self.step_s(num_running)
+        guess = max(0, math.ceil(seconds / step_s))
+        while guess and (guess - 1) * step_s >= seconds:
+            guess -= 1
+        while guess * step_s < seconds:
+            guess += 1
+        return guess
+
+    def _around(self, num_running: int) -> Sequence[tuple[int, float]]:
+        """Return the two points whose line ``num_running`` is on; one point is both."""
+        above = next((i for i, (n, _) in enumerate(self.points) if n >= num_running), None)
+        at = len(self.points) - 1 if above is None else above
+        at = min(max(at, 1), len(self.points) - 1)
+        return self.points[max(at - 1, 0)], self.points[at]
+
+
+def parse_measured(text: str) -> Measured:
+    """Read timings such as ``1:0.12,8:0.27,16:0.33``: seconds of a step by number of sequences.
+
+    Raises ValueError for anything else.
+    """
+    points: list[tuple[int, float]] = []
+    for part in text.split(","):
+        size, _, seconds = part.partition(":")
+        try:
+            points.append((int(size), float(seconds)))
+        except ValueError:
+            raise ValueError(
+                f"must be sequences:seconds pairs, such as 1:0.12,8:0.27, not '{part}'"
+            ) from None
+    points.sort()
+    sizes = [n for n, _ in points]
+    if sizes[0] < 1 or len(set(sizes)) < len(sizes):
+        raise ValueError(f"must have each number of sequences once, from 1 on, not '{text}'")
+    if not all(0 < s < math.inf for _, s in points):
+        raise ValueError(f"must have seconds > 0, not '{text}'")
+    return Measured(tuple(points))

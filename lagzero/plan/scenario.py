@@ -10,6 +10,7 @@ from typing import Any
 from lagzero.errors import ConfigError
 from lagzero.nearest import nearest
 from lagzero.plan.lengths import LengthSpec, parse_lengths
+from lagzero.plan.pace import Measured, parse_measured
 
 
 def _whole(low: int) -> Callable[[str], int]:
@@ -138,6 +139,9 @@ class Scenario:
     peak_flop_per_s: float = _key(_number(0, above=True), 989e12, "of an engine")
     efficiency: float = _key(_number(0, 1, above=True), 0.5, "share of the peak in decoding")
     overhead_s: float = _key(_number(0), 0.4e-3, "of a decode step")
+    decode_steps: Measured | None = _key(  # noqa: RUF009
+        _or_none(parse_measured), None, "timed steps, sequences:seconds,..., instead of the above"
+    )
     train_s: float = _key(_number(0), 0.0, "of an optimiser step, whatever its size")
     train_token_s: float = _key(_number(0), 3e-5, "of an optimiser step for each token")
     sync_s: float = _key(_number(0), 0.3, "to carry weights to the engines")
@@ -147,6 +151,9 @@ class Scenario:
     )
     empty_share: float = _key(
         _number(0, 1), 0.0, "share of groups with nothing to learn from, dropped when consumed"
+    )
+    resample_limit: int = _key(
+        _whole(0), 0, "of those, played anew in a step, times groups_per_step (dynamic sampling)"
     )
     placement: str = _key(
         _one_of("disaggregated", "colocated", "swap"),
@@ -161,7 +168,7 @@ NAMES: Mapping[str, Any] = {each.name: each for each in fields(Scenario)}
 
 def as_text(value: object) -> str:
     """Return a value as it would be written on the command line."""
-    if isinstance(value, LengthSpec):
+    if isinstance(value, LengthSpec | Measured):
         return value.text
     if isinstance(value, bool):
         return str(value).lower()
@@ -211,6 +218,10 @@ def _conflicts(scenario: Scenario) -> list[str]:
     if scenario.surplus == "drop" and not scenario.extra_groups and not scenario.max_lag:
         problems.append(
             "--surplus: nothing is started that a step does not take; give --extra-groups above 0"
+        )
+    if scenario.resample_limit and not scenario.empty_share:
+        problems.append(
+            "--resample-limit: every group has something to learn from; give --empty-share above 0"
         )
     problems += _swap_conflicts(scenario) if scenario.placement == "swap" else []
     return problems

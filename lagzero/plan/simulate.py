@@ -136,6 +136,8 @@ def simulate(scenario: Scenario, record: bool = False) -> Result:
 def _pace(of: Scenario) -> Pace:
     if of.lanes is not None:
         return Lanes(of.unit_s)
+    if of.decode_steps is not None:
+        return of.decode_steps
     return Roofline(
         of.params,
         of.weight_bytes,
@@ -181,6 +183,7 @@ def _schedule(of: Scenario) -> LoopSchedule:
         contract=Contract(
             cast("Action", of.action), of.bound, cast("Clock", of.clock), of.max_restarts
         ),
+        resampled_groups=of.resample_limit * of.groups_per_step,
     )
 
 

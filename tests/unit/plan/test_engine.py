@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lagzero.plan.clock import run_virtual
 from lagzero.plan.engine import Engine, Recorder, Visit
 from lagzero.plan.meter import Meter
-from lagzero.plan.pace import Lanes, Pace, Roofline
+from lagzero.plan.pace import Lanes, Measured, Pace, Roofline, parse_measured
 from lagzero.plan.per_token import PerTokenEngine
 
 # Odd overheads: no arrival of these tests falls on a step boundary to the last bit.
@@ -54,15 +54,36 @@ def test_the_closed_form_is_the_sum_of_its_steps(pace: Roofline, n: int, context
     assert fast == pytest.approx(slow_span(pace, n, context, steps), rel=1e-11)
 
 
+@pytest.mark.parametrize(
+    ("n", "seconds"), [(1, 1.0), (2, 1.5), (3, 2.0), (5, 2.5), (9, 4.5), (13, 6.5)]
+)
+def test_timed_steps_lie_on_lines_between_the_timings(n: int, seconds: float):
+    pace = parse_measured("3:2,1:1,9:4.5,7:3.5")
+    if n == 5:
+        seconds = 2.75  # halfway between 2 at 3 and 3.5 at 7
+    assert pace.step_s(n) == pytest.approx(seconds)
+    assert pace.span_s(n, 1e6, 4) == pytest.approx(4 * seconds)
+
+
+def test_one_timing_stands_for_all_sizes():
+    assert parse_measured("8:0.25").step_s(100) == 0.25
+
+
+@pytest.mark.parametrize("text", ["", "8", "8:x", "0:1", "1:1,1:2", "1:0", "1:inf"])
+def test_timings_that_cannot_be_are_refused(text: str):
+    with pytest.raises(ValueError, match="must"):
+        parse_measured(text)
+
+
 @given(
-    st.sampled_from([SMALL, COMPUTE, Roofline(kv_bytes_per_token=0)]),
+    st.sampled_from(
+        [SMALL, COMPUTE, Roofline(kv_bytes_per_token=0), Measured(((1, 0.01), (9, 0.013)))]
+    ),
     st.integers(1, 300),
     st.integers(0, 200_000),
     st.floats(0, 40),
 )
-def test_steps_until_is_the_inverse_of_the_span(
-    pace: Roofline, n: int, context: int, seconds: float
-):
+def test_steps_until_is_the_inverse_of_the_span(pace: Pace, n: int, context: int, seconds: float):
     steps = pace.steps_until(n, context, seconds)
     assert steps == int(steps)
     assert pace.span_s(n, context, steps) >= seconds
