@@ -153,7 +153,11 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One trainable sequence: a prompt, a ``TOKEN`` array [T] and its per-token advantage [T]."""
+    """One trainable sequence: a prompt, a ``TOKEN`` array [T] and its per-token advantage [T].
+
+    With a critic it also has, for each trained token, the value [T] of what stood before it, as
+    the critic saw it before the step, and the return [T] that this value should have been.
+    """
 
     group_index: int
     member: int
@@ -161,13 +165,17 @@ class Sample:
     tokens: Array
     advantages: Array
     reward: float
+    values: Array | None = None
+    returns: Array | None = None
 
     def __post_init__(self) -> None:
-        if self.advantages.shape != self.tokens.shape:
-            raise ValueError(
-                f"sample {self.group_index}/{self.member}: {len(self.tokens)} tokens "
-                f"and {len(self.advantages)} advantages"
-            )
+        name = f"sample {self.group_index}/{self.member}"
+        columns = {"advantages": self.advantages, "values": self.values, "returns": self.returns}
+        for column, array in columns.items():
+            if array is not None and array.shape != self.tokens.shape:
+                raise ValueError(f"{name}: {len(self.tokens)} tokens and {len(array)} {column}")
+        if (self.values is None) != (self.returns is None):
+            raise ValueError(f"{name} has values and returns, or neither")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +199,9 @@ class MicroBatch:
     weights: Array  # [N] float64; the step's loss is the sum of weight * per-token loss
     versions: Array  # [N] int32
     sequences: Array  # [N] int32, index into the step's samples
+    groups: Array  # [N] int32, number of the token's group in the step, by its first sample
+    returns: Array | None = None  # [N] float32, what a critic's value should be
+    old_values: Array | None = None  # [N] float32, a critic's values before the step
 
     def __post_init__(self) -> None:
         rows = {a.shape for a in (self.token_ids, self.position_ids, self.segment_ids)}
@@ -204,12 +215,15 @@ class MicroBatch:
                 self.weights,
                 self.versions,
                 self.sequences,
+                self.groups,
             )
         }
-        if self.reference_logprobs is not None:
-            trained.add(self.reference_logprobs.shape)
+        extras = (self.reference_logprobs, self.returns, self.old_values)
+        trained |= {a.shape for a in extras if a is not None}
         if len(rows) != 1 or len(trained) != 1:
             raise ValueError(f"a packed row whose columns differ in length: {rows}, {trained}")
+        if (self.returns is None) != (self.old_values is None):
+            raise ValueError("a packed row has returns and old values, or neither")
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,8 @@ def _micro_batch(
     trained = np.concatenate([samples[m].tokens[k] for m, k in zip(order, masks, strict=True)])
     sequences = np.repeat(np.array(order, np.int32), [int(mask.sum()) for mask in masks])
     advantages = [samples[m].advantages[k] for m, k in zip(order, masks, strict=True)]
+    numbers = {index: n for n, index in enumerate(dict.fromkeys(s.group_index for s in samples))}
+    group_of = np.array([numbers[s.group_index] for s in samples], np.int32)
     reference = None
     if references is not None:
         chosen = [references[m][k] for m, k in zip(order, masks, strict=True)]
@@ -222,4 +224,5 @@ def _micro_batch(
         weights=weights[sequences].astype(np.float64),
         versions=trained["version"].astype(np.int32),
         sequences=sequences,
+        groups=group_of[sequences],
     )
