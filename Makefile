@@ -1,5 +1,6 @@
 # make demo   install, then train the demo model and compare before with after
 # make test   install what tests need, then run them
+# make test-long   the tests that take minutes each: 20,000 schedules of the loop, long documents
 # make lint   formatting, lint rules, types, import rules
 # make bench  engine and step against model.generate, and the simulator's speed
 # make docs   rewrite the generated tables of docs/
@@ -16,7 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -c requirements.lock $(PIP_FLAGS)
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test test-long lint bench docs clean
 .DEFAULT_GOAL := demo
 
 $(BIN)/python:
@@ -42,6 +43,9 @@ demo: $(VENV)/.stamp-run
 test: $(VENV)/.stamp-dev
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
 	  $(BIN)/python -m pytest -q $(TEST_FLAGS)
+
+test-long: TEST_FLAGS += -m long
+test-long: test
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff format --check .

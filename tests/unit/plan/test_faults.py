@@ -13,7 +13,7 @@ import pytest
 
 from lagzero.loop import Loop, Progress
 from lagzero.plan.explore import draw_setup, explore, main, run_schedule
-from lagzero.plan.faults import FAULTS
+from lagzero.plan.faults import FAULTS, World
 from lagzero.runtime.local_runtime import TurnGate
 from lagzero.schedule.admission import Admission
 from lagzero.schedule.buffer import WindowedBuffer
@@ -23,7 +23,10 @@ from lagzero.schedule.staleness import Contract, Verdict
 SCHEDULES, PART = 20_000, 2_500  # parts, so that several workers share them
 
 
-@pytest.mark.parametrize("first", range(0, SCHEDULES, PART))
+@pytest.mark.parametrize(
+    "first",
+    [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(PART, SCHEDULES, PART))],
+)
 def test_no_schedule_violates_what_must_always_hold(first: int):
     """AS3: what runs is never aborted by a publication; RS1: none lost, none trained twice."""
     bad = explore(first, PART)
@@ -42,7 +45,7 @@ def test_schedules_reach_every_fault_and_every_ending():
     assert {setup.window for setup in setups} == {1, 2, 3, 8, None}
     assert {setup.max_lag for setup in setups} == {0, 1, 2, 3}
     seen = Counter(what for outcome in outcomes for what in {each[1] for each in outcome.events})
-    happenings = ("dies", "re-sent", "is back", "stale", "surplus", "interrupted")
+    happenings = ("dies", "re-sent", "is back", "stale", "surplus", "interrupted", "zero_spread")
     assert min(seen[each] for each in happenings) > 10
     assert sum("cannot be had" in what for what in seen) > 10
     replayed = Counter(
@@ -172,6 +175,23 @@ def test_a_group_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch):
 def test_progress_that_forgets_what_overtook_is_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(WindowedBuffer, "ahead", ())
     assert "is not what was consumed and given up" in found(100)
+
+
+def test_more_resampling_than_a_step_may_do_is_found(monkeypatch: pytest.MonkeyPatch):
+    close = Flow.close_step
+
+    def never_full(self: Flow, *arguments: Any) -> Any:
+        metrics = close(self, *arguments)
+        self._resampled = -1  # pyright: ignore[reportPrivateUsage]
+        return metrics
+
+    monkeypatch.setattr(Flow, "close_step", never_full)
+    assert "groups were resampled, limit" in found()
+
+
+def test_groups_of_use_that_are_given_up_are_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(World, "useful", lambda self, scored: False)
+    assert "was of use, and given up" in found(100)
 
 
 def test_a_wake_up_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch):
