@@ -59,6 +59,7 @@ class Optimizer:
         parameters: the trained ones, by name.
         master_weights: keep float32 masters; False trains small types directly.
         total_steps: length of the schedule.
+        updates_per_step: calls of ``step`` that share one place of the schedule.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class Optimizer:
         config: OptimizerConfig,
         master_weights: bool = True,
         total_steps: int = 1,
+        updates_per_step: int = 1,
     ):
         if not parameters:
             raise ValueError("an optimiser needs at least one parameter")
         self.config = config
         self.total_steps = total_steps
+        self.updates_per_step = updates_per_step
         self.num_steps = 0
         self._parameters = dict(parameters)
         self._masters: dict[str, torch.nn.Parameter] = {}
@@ -106,8 +109,9 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """Rate of the next step."""
-        return learning_rate(self.config, self.num_steps, self.total_steps)
+        """Rate of the next update."""
+        step = self.num_steps // self.updates_per_step
+        return learning_rate(self.config, step, self.total_steps)
 
     def step(self) -> float:
         """Clip, update, write back and clear the gradients; return their norm before clipping.

@@ -1,4 +1,4 @@
-"""One optimiser step on one device: packed rows in, new weights and metrics out.
+"""One step on one device: packed rows in, new weights and metrics out.
 
 The trainer is blind to the algorithm. It computes log-probs of the trained tokens, hands them to
 the loss function that was passed in, and sums weight * per-token loss over all rows of the step.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ import torch
 
 from lagzero.config import TrainConfig
 from lagzero.losses.inputs import loss_inputs
-from lagzero.losses.mismatch import mismatch_metrics
 from lagzero.losses.objective import Loss, step_metrics
 from lagzero.losses.reduce import Metrics, reduce
 from lagzero.numerics.packed import PackedPlan
@@ -26,13 +26,26 @@ from lagzero.train.optimizer import Optimizer
 from lagzero.types import Array, Batch, MicroBatch, Sample, StepStats
 
 
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What one update on a batch came to."""
+
+    loss: float
+    metrics: list[Metrics]  # of each row
+    logprobs: list[torch.Tensor]  # [N] of each row, before the update
+    grad_norm: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+
+
 class LocalTrainer:
     """Takes optimiser steps on one policy. Not thread-safe: one thread calls it at a time.
 
     Args:
         policy: what is trained; its parameters that require gradients are.
         loss: per-token loss from log-probs, entropies and the row's facts.
-        train: row budget, chunk size and the optimiser's settings.
+        train: passes, row budget, chunk size and the optimiser's settings.
         temperature: of the rollouts; log-probs are of softmax(logits / temperature). At 0, greedy,
             the sampler records log-probs at temperature 1, and so does the trainer.
         total_steps: length of the learning-rate schedule.
@@ -57,7 +70,9 @@ class LocalTrainer:
     ):
         self.policy = policy
         self.version = version
-        self.optimizer = Optimizer(policy.trainable(), train.optimizer, master_weights, total_steps)
+        self.optimizer = Optimizer(
+            policy.trainable(), train.optimizer, master_weights, total_steps, train.passes
+        )
         self._loss = loss
         self._train = train
         self._temperature = temperature or 1.0
@@ -65,55 +80,82 @@ class LocalTrainer:
         self._reference = reference
 
     def step(self, batch: Batch) -> StepStats:
-        """Take one optimiser step; an empty batch changes nothing, the version included.
+        """Take one step of ``train.passes`` updates on the batch, which make one version together.
 
-        Raises LagzeroError for a gradient that is not finite; nothing has then changed.
+        The log-probs of the first pass, before any update, are the proximal ones of the others. An
+        empty batch changes nothing, the version included.
+
+        Raises LagzeroError for a gradient that is not finite; its update changes nothing, and the
+        step's earlier ones, if any, stand.
         """
         if batch.num_trained_tokens == 0:
             return StepStats(self.version, {})
         started = time.perf_counter()
+        passes: list[_Pass] = []
+        proximal: Sequence[torch.Tensor | None] = [None] * len(batch.micro_batches)
+        rate = self.optimizer.lr
+        for _ in range(self._train.passes):
+            done = self._pass(batch, proximal)
+            passes.append(done)
+            proximal = passes[0].logprobs
+        self.version += 1
+        elapsed = time.perf_counter() - started
+        num_tokens = sum(len(row.token_ids) for row in batch.micro_batches) * len(passes)
+        return StepStats(
+            self.version,
+            {
+                **step_metrics([part for each in passes for part in each.metrics]),
+                "train/loss": sum(each.loss for each in passes) / len(passes),
+                "train/grad_norm": passes[-1].grad_norm,
+                "train/lr": rate,
+                "train/num_updates": float(len(passes)),
+                "train/num_tokens": float(num_tokens),
+                "train/num_trained_tokens": float(batch.num_trained_tokens),
+                "train/num_micro_batches": float(len(batch.micro_batches) * len(passes)),
+                "train/forward_s": sum(each.forward_s for each in passes),
+                "train/backward_s": sum(each.backward_s for each in passes),
+                "train/optimizer_s": sum(each.optimizer_s for each in passes),
+                "train/tok_per_s": num_tokens / elapsed,
+            },
+        )
+
+    def _pass(self, batch: Batch, proximal: Sequence[torch.Tensor | None]) -> _Pass:
+        """Make one update, from the gradient of every row of the batch."""
         self.optimizer.clear()
         parts: list[Metrics] = []
+        scored: list[torch.Tensor] = []
         loss, forward_s, backward_s = 0.0, 0.0, 0.0
-        for row in batch.micro_batches:
+        for row, anchors in zip(batch.micro_batches, proximal, strict=True):
             begun = time.perf_counter()
-            row_loss, metrics = self._row_loss(row, batch.num_sequences)
+            row_loss, metrics, logprobs = self._row_loss(row, batch.num_sequences, anchors)
             loss += float(row_loss.detach())  # waits for the device, so the times are true
             forwarded = time.perf_counter()
             row_loss.backward()  # pyright: ignore[reportUnknownMemberType]
             parts.append(metrics)
+            scored.append(logprobs)
             forward_s += forwarded - begun
             backward_s += time.perf_counter() - forwarded
-        rate = self.optimizer.lr
         updating = time.perf_counter()
         norm = self.optimizer.step()
-        self.version += 1
-        ended = time.perf_counter()
-        num_tokens = sum(len(row.token_ids) for row in batch.micro_batches)
-        return StepStats(
-            self.version,
-            {
-                **step_metrics(parts),
-                "train/loss": loss,
-                "train/grad_norm": norm,
-                "train/lr": rate,
-                "train/num_tokens": float(num_tokens),
-                "train/num_trained_tokens": float(batch.num_trained_tokens),
-                "train/num_micro_batches": float(len(batch.micro_batches)),
-                "train/forward_s": forward_s,
-                "train/backward_s": backward_s,
-                "train/optimizer_s": ended - updating,
-                "train/tok_per_s": num_tokens / (ended - started),
-            },
-        )
+        updated_s = time.perf_counter() - updating
+        return _Pass(loss, parts, scored, norm, forward_s, backward_s, updated_s)
 
-    def _row_loss(self, row: MicroBatch, num_sequences: int) -> tuple[torch.Tensor, Metrics]:
+    def _row_loss(
+        self, row: MicroBatch, num_sequences: int, proximal: torch.Tensor | None
+    ) -> tuple[torch.Tensor, Metrics, torch.Tensor]:
+        """Return the row's share of the step's loss, metrics, and log-probs without gradient."""
         logprobs, entropies = self._score(self.policy, row)
-        inputs = loss_inputs(row, num_sequences, logprobs.device, logprobs.dtype)
+        inputs = loss_inputs(
+            row,
+            num_sequences,
+            logprobs.device,
+            logprobs.dtype,
+            version=self.version,
+            proximal_logprobs=proximal,
+        )
         per_token, metrics = self._loss(logprobs, entropies, inputs)
-        mismatch = mismatch_metrics(logprobs.detach(), inputs, self.version)
         weights = torch.as_tensor(row.weights, device=logprobs.device)
-        return reduce(per_token, weights), {**metrics, **mismatch}
+        return reduce(per_token, weights), metrics, logprobs.detach()
 
     def _score(self, policy: Policy, row: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probs and entropies [N] of the row's trained tokens."""
