@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import peft
@@ -45,7 +46,7 @@ def add_lora(policy: Policy, config: LoraConfig, seed: int = 0) -> Policy:
             f"model.lora: the adapter does not fit {type(policy.module).__name__}: {error}"
         ) from error
     adapter.eval()
-    out = Policy(policy.module, policy.tokenizer, adapter)
+    out = replace(policy, adapter=adapter)
     if not out.trainable():
         raise LagzeroError("model.lora: no parameter of the adapter is trainable")
     return out

@@ -9,11 +9,12 @@ import copy
 import functools
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -33,11 +34,13 @@ class Policy:
 
     ``module`` is the transformers model, always in eval mode: dropout would make the trained
     distribution another than the sampled one. ``adapter`` is PEFT's wrapper around it, or None.
+    ``fp32_head`` says that the head multiplies in float32 whatever the model's type.
     """
 
     module: Any
     tokenizer: Any
     adapter: Any = None
+    fp32_head: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -69,10 +72,11 @@ class Policy:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [N, V], at least float32, of hidden states [N, D].
 
-        The head multiplies in the model's type; what the model does to its logits afterwards
-        (soft capping, scaling) is done in float32.
+        The head multiplies in the model's type, or in float32 with ``fp32_head``; what the model
+        does to its logits afterwards (soft capping, scaling) is done in float32. Trainer and engine
+        both come here, so their heads cannot differ.
         """
-        logits = self.module.get_output_embeddings()(hidden)
+        logits = self._head(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         config = self.module.config.get_text_config()
         if (factor := getattr(config, "logit_scale", None)) is not None:
@@ -82,6 +86,14 @@ class Policy:
         if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
             logits = cap * torch.tanh(logits / cap)
         return logits
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        head = self.module.get_output_embeddings()
+        if not self.fp32_head:
+            return head(hidden)
+        # The head's own forward, so that a bias or an adapter on it takes part.
+        parameters = {name: p.float() for name, p in head.named_parameters()}
+        return functional_call(head, parameters, (hidden.float(),))
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """Return the parameters that an optimiser may change, each once, by name."""
@@ -100,7 +112,7 @@ class Policy:
         module, adapter = copy.deepcopy((self.module, self.adapter))
         for parameter in module.parameters():
             parameter.data = parameter.data.to(dtype)
-        return Policy(module.requires_grad_(False), self.tokenizer, adapter)
+        return replace(self, module=module.requires_grad_(False), adapter=adapter)
 
 
 ReferenceScope = Callable[[], AbstractContextManager[Policy]]
@@ -121,7 +133,7 @@ def load_policy(config: ModelConfig, device: torch.device | None = None) -> Poli
         module: Any = AutoModelForCausalLM.from_pretrained(
             _source(config.path), dtype=dtype, attn_implementation=ATTENTION
         )
-    policy = Policy(module.to(device).eval(), tokenizer)
+    policy = Policy(module.to(device).eval(), tokenizer, fp32_head=config.fp32_head)
     check_model(policy)
     return policy
 
@@ -198,11 +210,44 @@ def stop_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
 
 def frozen_copy(policy: Policy) -> ReferenceScope:
     """Copy the policy as it is now, to be the reference of a run that trains all weights."""
-    frozen = Policy(copy.deepcopy(policy.module).requires_grad_(False), policy.tokenizer)
+    frozen = replace(policy, module=copy.deepcopy(policy.module).requires_grad_(False))
 
     @contextmanager
     def scope() -> Generator[Policy]:
         yield frozen
+
+    return scope
+
+
+def load_reference(config: ModelConfig, policy: Policy) -> ReferenceScope:
+    """Load ``model.reference``, frozen, to stand in for the policy as it started.
+
+    Raises LagzeroError when it cannot be loaded, and when its tokenizer has other tokens than the
+    policy's: the ids of a response would then mean another text to it.
+    """
+    path = config.reference
+    if path is None:
+        raise ValueError("model.reference names no model")
+    try:
+        other = load_policy(config.model_copy(update={"path": path}), policy.device)
+    except LagzeroError as error:
+        raise LagzeroError(
+            f"model.reference: {path!r} cannot be the reference.\n{error}"
+        ) from error
+    theirs, ours = (p.tokenizer.get_vocab() for p in (other, policy))
+    if theirs != ours:
+        shared = len(theirs.items() & ours.items())
+        raise LagzeroError(
+            f"model.reference: the tokenizer of {path!r} has {len(theirs)} tokens and that of "
+            f"{config.path!r} {len(ours)}, of which {shared} are the same; a reference must have "
+            "the policy's own tokens. Give a model of the same family, or null for the policy as "
+            "it started"
+        )
+    other.module.requires_grad_(False)
+
+    @contextmanager
+    def scope() -> Generator[Policy]:
+        yield other
 
     return scope
 
