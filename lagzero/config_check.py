@@ -3,9 +3,9 @@
 A value by itself is checked by its type in ``config``.
 
 A problem starts with the path to change. A note is worth a line on the screen and stops nothing.
-Files are looked up relative to the working directory; no model and no torch is loaded. What a
-source, a reward or the schedule needs is checked by their rooms (``data.source``, ``score.load``,
-``schedule.check``).
+Files are looked up relative to the working directory; no model and no torch is loaded. The
+objective has a file of its own, ``config_check_loss``. What a source, a reward or the schedule
+needs is checked by their rooms (``data.source``, ``score.load``, ``schedule.check``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lagzero.config import Config, KLConfig, LoraConfig, SourceConfig
+from lagzero.config import AdvantageConfig, Config, LoraConfig, SourceConfig
+from lagzero.config_check_loss import loss_notes, loss_problems
 from lagzero.config_files import chat_template_text
 from lagzero.errors import ConfigError
 
@@ -33,14 +34,16 @@ def check(config: Config, *, training: bool = True) -> list[str]:
         *_sampling(config),
         *_score(config),
         *_advantage(config),
-        *_loss(config),
+        *_resampling(config),
+        *loss_problems(config),
         *_optimizer(config),
     ]
 
 
 def notes(config: Config, *, training: bool = True) -> list[str]:
     """Return what is allowed but may surprise, one line each."""
-    return [*_lora_notes(config), *_eval_notes(config), *(_notes(config) if training else ())]
+    always = [*_lora_notes(config), *_eval_notes(config)]
+    return [*always, *_notes(config), *loss_notes(config)] if training else always
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -165,17 +168,25 @@ def _advantage(config: Config) -> Iterator[str]:
         )
 
 
-def _loss(config: Config) -> Iterator[str]:
-    loss = config.loss
-    if loss.reduction == "constant" and loss.constant is None:
+def _resampling(config: Config) -> Iterator[str]:
+    advantage, untouched = config.advantage, AdvantageConfig()
+    if advantage.zero_spread != "resample":
+        if advantage.resample_limit != untouched.resample_limit:
+            yield (
+                "advantage.resample_limit: only zero_spread resample reads it, and "
+                f"advantage.zero_spread is {advantage.zero_spread}; remove it, or set resample"
+            )
+        return
+    if advantage.estimator not in ("group_mean", "leave_one_out"):
         yield (
-            "loss.constant: missing; reduction constant divides each sequence by it; give a number "
-            f"of tokens, for example {config.rollout.max_new_tokens} (rollout.max_new_tokens)"
+            f"advantage.zero_spread: resample gives up groups whose rewards are all equal, but "
+            f"advantage.estimator {advantage.estimator} learns from them; set keep or drop, or "
+            "an estimator that compares a group's members (group_mean, leave_one_out)"
         )
-    if loss.reduction != "constant" and loss.constant is not None:
+    if config.loss.kl.coefficient > 0 and config.loss.kl.where == "reward":
         yield (
-            f"loss.constant: only reduction constant reads it, and loss.reduction is "
-            f"{loss.reduction}; remove it, or set loss.reduction: constant"
+            "advantage.zero_spread: resample looks at rewards before loss.kl.where reward makes "
+            "them differ; set loss.kl.where: loss, or zero_spread: drop"
         )
 
 
@@ -198,10 +209,6 @@ def _notes(config: Config) -> Iterator[str]:
             f"train.optimizer.warmup_steps: {optimizer.warmup_steps} never ends within "
             f"schedule.steps {steps}; the learning rate stays below lr"
         )
-    kl, untouched = config.loss.kl, KLConfig()
-    for name in ("where", "estimator"):
-        if kl.coefficient == 0 and getattr(kl, name) != getattr(untouched, name):
-            yield f"loss.kl.{name}: not used while loss.kl.coefficient is 0"
 
 
 def _lora_notes(config: Config) -> Iterator[str]:
