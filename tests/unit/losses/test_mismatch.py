@@ -1,19 +1,23 @@
 """How far behaviour and trainer are apart, by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from lagzero.losses.inputs import LossInputs
-from lagzero.losses.mismatch import behaviour_metrics, effective_sample_share, mismatch_metrics
+from lagzero.losses.mismatch import (
+    behaviour_metrics,
+    effective_sample_share,
+    lag_metrics,
+    mismatch_metrics,
+)
 from lagzero.losses.objective import step_metrics
 from lagzero.losses.reduce import reduce_metrics
 
 
-def facts(
-    behaviour: torch.Tensor, versions: list[int] | None = None, own: int = 0
-) -> LossInputs:
+def facts(behaviour: torch.Tensor, versions: list[int] | None = None, own: int = 0) -> LossInputs:
     n = len(behaviour)
     version = torch.tensor(versions or [0] * n)
     return LossInputs(behaviour, None, torch.zeros(n), version, torch.zeros(n).long(), 1, own)
@@ -73,3 +77,31 @@ def test_metrics_carry_no_gradient_and_stay_finite() -> None:
     metrics = behaviour_metrics(logprobs, facts(torch.tensor([-1.0, -1.0, -1.0])))
     for value, _ in metrics.values():
         assert not value.requires_grad and torch.isfinite(value).all()
+
+
+def test_the_update_under_way_is_no_part_of_the_mismatch() -> None:
+    """In a later pass the policy has moved; behaviour/* still compares prox with mu."""
+    behaviour, moved = torch.tensor([-1.0, -1.0]).double(), torch.tensor([-3.0, -0.1]).double()
+    inputs = replace(facts(behaviour), proximal_logprobs=behaviour - 0.25)
+    for metrics in (behaviour_metrics(moved, inputs), mismatch_metrics(moved, inputs)):
+        (kl,) = (value for name, (value, _) in metrics.items() if name.endswith("kl_k1"))
+        assert kl.tolist() == [0.25, 0.25]
+
+
+def test_each_lag_is_measured_by_itself_and_the_old_ones_together() -> None:
+    """Lags 0, 1, 1, 8, 30 of version 30; ratios 1, 1, 3, 2, 2."""
+    behaviour = torch.full((5,), -2.0, dtype=torch.float64)
+    logprobs = behaviour + torch.tensor([1.0, 1.0, 3.0, 2.0, 2.0], dtype=torch.float64).log()
+    inputs = facts(behaviour, [30, 29, 29, 22, 0], own=30)
+    stopped = torch.tensor([False, True, False, True, True])
+    got = step_metrics([lag_metrics(logprobs, inputs, stopped, None)])
+    assert {name.split("/")[1] for name in got} == {"0", "1", "8_up"}
+    assert got["lag/0/kl_k3"] == 0.0 and got["lag/0/ess_share"] == 1.0
+    assert got["lag/1/ratio_mean"] == pytest.approx(2.0, abs=1e-12)
+    assert got["lag/1/ess_share"] == pytest.approx(0.8, abs=1e-12)
+    assert got["lag/1/kl_k1"] == pytest.approx(-math.log(3) / 2, abs=1e-12)
+    assert got["lag/8_up/kl_k3"] == pytest.approx(1 - math.log(2), abs=1e-12)
+    assert [got[f"lag/{lag}/stopped_share"] for lag in ("0", "1", "8_up")] == [0.0, 0.5, 1.0]
+    assert not any(name.endswith("capped_share") for name in got)
+    cut = [lag_metrics(logprobs[k], inputs.where(k), stopped[k], None) for k in (stopped, ~stopped)]
+    assert step_metrics(cut) == pytest.approx(got, abs=1e-12)
