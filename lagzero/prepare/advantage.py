@@ -74,6 +74,44 @@ def group_advantages(rewards: Array, estimator: Estimator, normalize_std: bool) 
     return advantages
 
 
+def pair_advantages(rewards: Array) -> Array:
+    """Return +1 for the best and -1 for the worst reward of [G], 0 for the others: [G] float64.
+
+    The first in member order wins a tie. NaN entries are left out. A group that has fewer than two
+    scored members, or no spread, has no pair: all are 0.
+    """
+    advantages = np.zeros(len(rewards))
+    if not is_zero_spread(rewards):
+        advantages[int(np.nanargmax(rewards))] = 1.0
+        advantages[int(np.nanargmin(rewards))] = -1.0
+    return advantages
+
+
+def standardized(advantages: Array) -> Array:
+    """Shift and scale the advantages [N] of all trained tokens of a step, float64.
+
+    ::
+
+        A_n' = (A_n - mean) / std        std with divisor N - 1
+
+    As within a group, a standard deviation of at most SPREAD_FLOOR * max|A| is no scale: the
+    difference is left undivided, and so is a lone token's, which is 0.
+
+    Source: Hu et al. 2025, arXiv:2501.03262 (REINFORCE++); Andrychowicz et al. 2020,
+    arXiv:2006.05990, section 3.5 (PPO).
+    """
+    largest = float(np.abs(advantages).max(initial=0.0))
+    if largest == 0:
+        return advantages.astype(np.float64)
+    _, exponent = np.frexp(largest)
+    scaled = np.ldexp(advantages.astype(np.float64), -exponent)
+    difference = scaled - scaled.mean()
+    spread = float(scaled.std(ddof=1)) if len(scaled) > 1 else 0.0
+    if spread > SPREAD_FLOOR * float(np.abs(scaled).max()):
+        return difference / spread
+    return np.ldexp(difference, exponent)
+
+
 def _relative(rewards: Array, estimator: Estimator, normalize_std: bool) -> Array:
     """Advantages [n] of n >= 2 finite rewards that are not all equal."""
     n = len(rewards)

@@ -8,8 +8,8 @@ from enum import Enum
 import numpy as np
 
 from lagzero.config import AdvantageConfig
-from lagzero.prepare.advantage import group_advantages, is_zero_spread
-from lagzero.types import Array, Outcome, ScoredGroup
+from lagzero.prepare.advantage import group_advantages, is_zero_spread, pair_advantages
+from lagzero.types import Array, Finish, Outcome, ScoredGroup
 
 
 class Fate(Enum):
@@ -19,9 +19,11 @@ class Fate(Enum):
     UNSCORABLE = "unscorable"  # the reward gave no score
     INFRASTRUCTURE = "infrastructure"  # the machinery failed
     EMPTY = "empty"  # the policy sampled no token of it
+    TRUNCATED = "truncated"  # a limit cut it off, and such rollouts count in the baseline alone
     SHORT_GROUP = "short_group"  # its group lost a member, and short groups are dropped
-    LONE = "lone"  # nobody is left to compare it with, and zero spread is dropped
-    ZERO_SPREAD = "zero_spread"  # its group's rewards are all equal, and such groups are dropped
+    LONE = "lone"  # nobody is left to compare it with, and zero spread is not kept
+    ZERO_SPREAD = "zero_spread"  # its group's rewards are all equal, and such groups are not kept
+    UNPAIRED = "unpaired"  # neither the best nor the worst of its group, where pairs are trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,22 @@ def usable_rewards(scored: ScoredGroup) -> Array:
     )
 
 
+def has_spread(scored: ScoredGroup) -> bool:
+    """Say whether a group's rewards differ, or too few are usable to tell.
+
+    Dynamic sampling plays another prompt for a group without spread. One with fewer than two usable
+    members has lost the others to failures, so it is handed over, where those are counted.
+    """
+    rewards = usable_rewards(scored)
+    return int((~np.isnan(rewards)).sum()) < 2 or not is_zero_spread(rewards)
+
+
 def select(
-    scored: ScoredGroup, rewards: Array, config: AdvantageConfig, group_size: int | None = None
+    scored: ScoredGroup,
+    rewards: Array,
+    config: AdvantageConfig,
+    group_size: int | None = None,
+    pairs: bool = False,
 ) -> Selection:
     """Decide which members of one group are trained and with what advantage.
 
@@ -76,30 +92,52 @@ def select(
     Args:
         scored: the group.
         rewards: [G], NaN for unusable members: ``usable_rewards``, less any penalty.
-        config: estimator and the two policies. ``short_group`` acts on groups with fewer usable
+        config: estimator and the three policies. ``short_group`` acts on groups with fewer usable
             members than they should have. ``zero_spread`` acts on groups whose usable rewards
-            are all equal and on lone members, and only under an estimator that compares members.
+            are all equal and on lone members, and only under an estimator that compares members;
+            those that ``resample`` has let through are dropped.
             Kept ones have advantage 0: they count in the denominators, and they still feel a KL
-            or entropy term.
+            or entropy term. ``truncated`` acts on the members that a limit cut off.
+            Under ``gae`` all advantages are 0 here: they come from a critic.
         group_size: members that a full group has; None: as many as there are rollouts.
+        pairs: train the best against the worst member that may be trained, whatever the
+            estimator; a group without such a pair is dropped.
     """
-    fates = first_fates(scored)
+    fates = _own_fates(scored, config)
     usable = ~np.isnan(rewards)
-    num_usable = int(usable.sum())
-    compares = config.estimator != "none"
-    short = num_usable < max(group_size or 0, len(rewards))
-    lone = compares and num_usable == 1
-    zero_spread = compares and num_usable > 1 and is_zero_spread(rewards)
-    dropped: Fate | None = None
+    may_train = np.array([fate is Fate.TRAINED for fate in fates], bool)
+    compared = may_train if pairs else usable
+    num_compared = int(compared.sum())
+    compares = pairs or config.estimator in ("group_mean", "leave_one_out")
+    short = int(usable.sum()) < max(group_size or 0, len(rewards))
+    lone = compares and num_compared == 1
+    zero_spread = compares and num_compared > 1 and is_zero_spread(rewards[compared])
+    keeps = config.zero_spread == "keep" and not pairs
+    advantages = np.zeros(len(rewards))
+    left_out: Fate | None = None
     if short and config.short_group == "drop":
-        dropped = Fate.SHORT_GROUP
-    elif lone and config.zero_spread == "drop":
-        dropped = Fate.LONE
-    elif zero_spread and config.zero_spread == "drop":
-        dropped = Fate.ZERO_SPREAD
-    if dropped is not None:
-        fates = tuple(dropped if fate is Fate.TRAINED else fate for fate in fates)
-        advantages = np.zeros(len(rewards))
-    else:
+        left_out, may_train[:] = Fate.SHORT_GROUP, False
+    elif lone and not keeps:
+        left_out, may_train[:] = Fate.LONE, False
+    elif zero_spread and not keeps:
+        left_out, may_train[:] = Fate.ZERO_SPREAD, False
+    elif pairs:
+        advantages = pair_advantages(np.where(compared, rewards, np.nan))
+        left_out, may_train = Fate.UNPAIRED, advantages != 0
+    elif config.estimator != "gae":
         advantages = group_advantages(rewards, config.estimator, config.normalize_std)
-    return Selection(fates, rewards, advantages, short, lone, zero_spread)
+    fates = tuple(
+        left_out if left_out is not None and fate is Fate.TRAINED and not trains else fate
+        for fate, trains in zip(fates, may_train, strict=True)
+    )
+    trained = np.array([fate is Fate.TRAINED for fate in fates], bool)
+    return Selection(fates, rewards, np.where(trained, advantages, 0.0), short, lone, zero_spread)
+
+
+def _own_fates(scored: ScoredGroup, config: AdvantageConfig) -> tuple[Fate, ...]:
+    """Judge each rollout by itself, as far as the configuration goes."""
+    cut = (Finish.LENGTH, Finish.CONTEXT) if config.truncated == "mask" else ()
+    return tuple(
+        Fate.TRUNCATED if fate is Fate.TRAINED and rollout.finish in cut else fate
+        for fate, rollout in zip(first_fates(scored), scored.group.rollouts, strict=True)
+    )

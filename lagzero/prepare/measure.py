@@ -12,7 +12,7 @@ import numpy as np
 
 from lagzero.prepare.advantage import is_zero_spread
 from lagzero.prepare.keep import Fate, Selection, usable_rewards
-from lagzero.types import Batch, Finish, MicroBatch, Sample, ScoredGroup
+from lagzero.types import Array, Batch, Finish, MicroBatch, Sample, ScoredGroup
 
 
 def rollout_metrics(groups: Sequence[ScoredGroup]) -> dict[str, float]:
@@ -70,6 +70,20 @@ def sample_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         "advantage/abs_max": float(peaks.max()),
         "version/min": float(versions.min()),
         "version/max": float(versions.max()),
+    }
+
+
+def penalty_metrics(
+    samples: Sequence[Sample], distances: Sequence[Array], coefficient: float
+) -> dict[str, float]:
+    """Measure a KL penalty in the reward: ``distances`` [T] a sample, before the coefficient."""
+    sums = np.array([d.sum() for d in distances])
+    rewards = np.array([s.reward for s in samples])
+    num_tokens = sum(int(s.tokens["trained"].sum()) for s in samples)
+    return {
+        "reward/kl_per_sequence/mean": float(sums.mean()),
+        "reward/kl_per_token/mean": float(sums.sum()) / num_tokens,
+        "reward/penalised/mean": float((rewards - coefficient * sums).mean()),
     }
 
 

@@ -29,6 +29,8 @@ def pack(
     share_prompt: bool,
     weights: Array,
     reference_logprobs: Sequence[Array] | None = None,
+    *,
+    keep_groups: bool = False,
 ) -> tuple[MicroBatch, ...]:
     """Cut one step's samples into rows.
 
@@ -38,7 +40,8 @@ def pack(
 
     Rows are filled first-fit, longest first; ties go by sample order, so the cut is a function
     of the samples alone. A row exceeds the budget only when a single sequence does, and then holds
-    only that sequence. Samples without trained tokens take no place.
+    only that sequence; with ``keep_groups``, only when a group does. Samples without trained tokens
+    take no place.
 
     Args:
         samples: [S]. Samples of one ``group_index`` share one prompt.
@@ -46,12 +49,13 @@ def pack(
         share_prompt: compute a group's prompt once a row.
         weights: [S] float64, the weight of each of the sample's trained tokens.
         reference_logprobs: [S] arrays [T], read at trained tokens only, or None.
+        keep_groups: put all samples of a group into one row, for a loss that compares them.
 
-    Raises ValueError for an empty prompt, one group with two prompts, lengths that disagree, or a
-    trained token whose log-prob, advantage or weight is not finite.
+    Raises ValueError for an empty prompt, one group with two prompts, lengths that disagree, a
+    critic's values on some samples only, or a trained token one of whose numbers is not finite.
     """
     _check(samples, micro_batch_tokens, weights, reference_logprobs)
-    units = _units(samples, micro_batch_tokens, share_prompt)
+    units = _units(samples, micro_batch_tokens, share_prompt, keep_groups)
     order = sorted(range(len(units)), key=lambda i: (-units[i].num_tokens, i))
     rows = _first_fit([units[i].num_tokens for i in order], micro_batch_tokens)
     return tuple(
@@ -90,6 +94,8 @@ def _check(
         raise ValueError(f"{len(samples)} samples and {len(weights)} weights")
     if reference_logprobs is not None and len(reference_logprobs) != len(samples):
         raise ValueError(f"{len(samples)} samples and {len(reference_logprobs)} references")
+    if len({sample.values is None for sample in samples}) > 1:
+        raise ValueError("some samples have a critic's values and others have none")
     prompts: dict[int, tuple[int, ...]] = {}
     for index, sample in enumerate(samples):
         name = f"sample {sample.group_index}/{sample.member}"
@@ -107,6 +113,9 @@ def _check(
             if reference_logprobs[index].shape != sample.tokens.shape:
                 raise ValueError(f"{name} has reference log-probs of another length")
             columns["reference log-prob"] = reference_logprobs[index][trained]
+        for column, value in (("value", sample.values), ("return", sample.returns)):
+            if value is not None:
+                columns[column] = value[trained]
         for column, value in columns.items():
             if not np.isfinite(value).all():
                 raise ValueError(f"{name} has a trained token whose {column} is not finite")
@@ -117,20 +126,25 @@ def _num_inputs(sample: Sample) -> int:
     return int(np.flatnonzero(sample.tokens["trained"])[-1])
 
 
-def _units(samples: Sequence[Sample], budget: int, share_prompt: bool) -> list[_Unit]:
+def _units(
+    samples: Sequence[Sample], budget: int, share_prompt: bool, keep_groups: bool
+) -> list[_Unit]:
     groups: dict[int, list[int]] = {}
+    by_group = share_prompt or keep_groups
     for index, sample in enumerate(samples):
         if sample.tokens["trained"].any():
-            groups.setdefault(sample.group_index if share_prompt else index, []).append(index)
+            groups.setdefault(sample.group_index if by_group else index, []).append(index)
     units: list[_Unit] = []
     for members in groups.values():
         prompt = len(samples[members[0]].prompt_ids)
         sizes = {m: _num_inputs(samples[m]) for m in members}
         longest_first = sorted(members, key=lambda m: (-sizes[m], m))
         # First fit keeps order when everything fits, so a whole group stays in one unit.
-        for part in _first_fit([sizes[m] for m in longest_first], budget - prompt):
+        parts = _first_fit([sizes[m] for m in longest_first], budget - prompt)
+        for part in [range(len(members))] if keep_groups else parts:
             chosen = tuple(sorted(longest_first[i] for i in part))
-            units.append(_Unit(chosen, prompt + sum(sizes[m] for m in chosen)))
+            prompts = prompt * (1 if share_prompt else len(chosen))
+            units.append(_Unit(chosen, prompts + sum(sizes[m] for m in chosen)))
     return units
 
 
@@ -205,10 +219,11 @@ def _micro_batch(
     advantages = [samples[m].advantages[k] for m, k in zip(order, masks, strict=True)]
     numbers = {index: n for n, index in enumerate(dict.fromkeys(s.group_index for s in samples))}
     group_of = np.array([numbers[s.group_index] for s in samples], np.int32)
-    reference = None
-    if references is not None:
-        chosen = [references[m][k] for m, k in zip(order, masks, strict=True)]
-        reference = np.concatenate(chosen).astype(np.float32)
+
+    def column(of: Sequence[Array | None]) -> Array | None:
+        chosen = [a[k] for m, k in zip(order, masks, strict=True) if (a := of[m]) is not None]
+        return np.concatenate(chosen).astype(np.float32) if chosen else None
+
     return MicroBatch(
         token_ids=np.concatenate([s.token_ids for s in segments]).astype(np.int32),
         position_ids=np.concatenate(
@@ -219,10 +234,12 @@ def _micro_batch(
         predictors=np.concatenate(predictors).astype(np.int32),
         targets=trained["id"].astype(np.int32),
         behaviour_logprobs=trained["logprob"].astype(np.float32),
-        reference_logprobs=reference,
+        reference_logprobs=None if references is None else column(references),
         advantages=np.concatenate(advantages).astype(np.float32),
         weights=weights[sequences].astype(np.float64),
         versions=trained["version"].astype(np.int32),
         sequences=sequences,
         groups=group_of[sequences],
+        returns=column([s.returns for s in samples]),
+        old_values=column([s.values for s in samples]),
     )

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lagzero.prepare.advantage import SPREAD_FLOOR, group_advantages, is_zero_spread
+from lagzero.prepare.advantage import (
+    SPREAD_FLOOR,
+    group_advantages,
+    is_zero_spread,
+    pair_advantages,
+    standardized,
+)
 
 NAN = float("nan")
 
@@ -178,3 +184,37 @@ def test_impossible_arguments_are_refused() -> None:
         group_advantages(np.zeros((2, 2)), "group_mean", True)
     with pytest.raises(ValueError, match="normalize_std"):
         group_advantages(np.zeros(2), "none", True)
+
+
+def test_a_pair_is_the_first_best_and_the_first_worst() -> None:
+    assert pair_advantages(np.array([NAN, 1.0, 3.0, 3.0, 0.0, 0.0])).tolist() == [0, 0, 1, 0, -1, 0]
+    assert not pair_advantages(np.array([1.0, NAN])).any()
+    assert not pair_advantages(np.array([2.0, 2.0])).any()
+    assert not pair_advantages(np.array([NAN, NAN])).any()
+
+
+def test_standardised_by_hand() -> None:
+    """Mean 2, squares 4 + 0 + 0 + 4, std sqrt(8/3)."""
+    got = standardized(np.array([0.0, 2.0, 2.0, 4.0]))
+    np.testing.assert_allclose(got, np.array([-2, 0, 0, 2]) / math.sqrt(8 / 3), rtol=1e-15)
+
+
+@given(
+    st.lists(st.integers(-50, 50), min_size=2, max_size=20).filter(lambda a: len(set(a)) > 1),
+    st.integers(-3, 3),
+    st.sampled_from([1e-300, 0.25, 1.0, 1e300]),
+)
+def test_standardised_advantages_know_no_offset_and_no_scale(rewards, shift, scale) -> None:
+    got = standardized(np.array(rewards, np.float64))
+    assert got.mean() == pytest.approx(0, abs=1e-12)
+    assert got.std(ddof=1) == pytest.approx(1, rel=1e-12)
+    moved = standardized((np.array(rewards, np.float64) + shift) * scale)
+    np.testing.assert_allclose(moved, got, rtol=1e-6, atol=1e-9)
+
+
+def test_advantages_without_spread_are_left_undivided() -> None:
+    assert standardized(np.full(4, 0.7)).tolist() == pytest.approx([0.0] * 4, abs=1e-15)
+    assert standardized(np.array([3.0])).tolist() == [0.0]
+    assert standardized(np.zeros(3)).tolist() == [0.0] * 3
+    residue = np.array([0.7, 0.7, np.nextafter(0.7, 1)])
+    assert np.abs(standardized(residue)).max() < 1e-15

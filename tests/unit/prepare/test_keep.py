@@ -1,10 +1,12 @@
 """Which rollouts are trained, and the fate of each of the others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from lagzero.config import AdvantageConfig
-from lagzero.prepare.keep import Fate, select, usable_rewards
+from lagzero.prepare.keep import Fate, has_spread, select, usable_rewards
 from lagzero.prepare.measure import selection_metrics
 from lagzero.types import (
     Finish,
@@ -123,3 +125,101 @@ def test_every_rollout_has_exactly_one_counted_fate() -> None:
     assert counts["rollouts/empty/count"] == 2
     assert counts["rollouts/zero_spread/count"] == 2
     assert counts["rollouts/lone/count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "spread"),
+    [
+        ([1.0, 0.0], True),
+        ([1.0, 1.0, 1.0], False),
+        ([0.0, 0.0], False),
+        ([0.5, NO_SCORE, 0.5], False),
+        ([1.0, NO_SCORE], True),  # handed over, where the failure is counted
+        ([NO_SCORE, INFRA], True),
+    ],
+)
+def test_dynamic_sampling_replaces_groups_whose_usable_rewards_are_equal(values, spread) -> None:
+    assert has_spread(scored(values)) == spread
+
+
+def test_a_group_that_resampling_let_through_is_dropped() -> None:
+    got = chosen(scored([1.0, 1.0]), zero_spread="resample")
+    assert got.fates == (Fate.ZERO_SPREAD, Fate.ZERO_SPREAD)
+    assert chosen(scored([1.0, INFRA]), zero_spread="resample").fates[0] is Fate.LONE
+
+
+CUT = (Finish.STOP, Finish.LENGTH, Finish.CONTEXT, Finish.ABORT)
+
+
+def ended(values: list[float | Score], finishes=CUT) -> ScoredGroup:
+    group = scored(values)
+    rollouts = tuple(
+        replace(rollout, finish=finish)
+        for rollout, finish in zip(group.group.rollouts, finishes, strict=True)
+    )
+    return ScoredGroup(replace(group.group, rollouts=rollouts), group.scores)
+
+
+def test_truncated_rollouts_count_in_the_baseline_and_are_not_trained() -> None:
+    """Mean 0.5 over all four; without the two that a limit cut off it would be 0.5 of others."""
+    got = chosen(ended([1.0, 1.0, 0.0, 0.0]), truncated="mask")
+    names = [fate.value for fate in got.fates]
+    assert names == ["trained", "truncated", "truncated", "trained"]
+    assert got.advantages.tolist() == [0.5, 0.0, 0.0, -0.5]
+    assert selection_metrics([got])["rollouts/truncated/count"] == 2
+    kept = chosen(ended([1.0, 1.0, 0.0, 0.0]))
+    assert kept.fates == (Fate.TRAINED,) * 4
+    assert kept.advantages.tolist() == [0.5, 0.5, -0.5, -0.5]
+
+
+def test_the_baseline_of_the_untruncated_is_that_of_all() -> None:
+    """Rewards 1, 0, 0, 1: the mean of all is 0.5, and leave-one-out sees the truncated as well."""
+    got = chosen(ended([1.0, 0.0, 0.0, 1.0]), truncated="mask", estimator="leave_one_out")
+    np.testing.assert_allclose(got.advantages, [2 / 3, 0, 0, 2 / 3], atol=1e-15)
+    assert not got.short
+
+
+def test_a_group_whose_members_are_all_truncated_trains_nobody() -> None:
+    every = ended([1.0, 0.0, 1.0, 0.0], (Finish.LENGTH,) * 4)
+    got = chosen(every, truncated="mask")
+    assert got.fates == (Fate.TRUNCATED,) * 4
+    assert not got.advantages.any()
+
+
+def paired(group: ScoredGroup, **config):
+    settings = AdvantageConfig(**config)
+    return select(group, usable_rewards(group), settings, pairs=True)
+
+
+def test_the_first_best_and_the_first_worst_make_a_pair() -> None:
+    got = paired(scored([0.0, 2.0, NO_SCORE, 2.0, -1.0, -1.0]))
+    names = [fate.value for fate in got.fates]
+    assert names == ["unpaired", "trained", "unscorable", "unpaired", "trained", "unpaired"]
+    assert got.advantages.tolist() == [0, 1, 0, 0, -1, 0]
+
+
+@pytest.mark.parametrize("zero_spread", ["keep", "drop", "resample"])
+def test_without_two_different_rewards_there_is_no_pair(zero_spread) -> None:
+    flat = paired(scored([1.0, 1.0]), zero_spread=zero_spread)
+    assert flat.fates == (Fate.ZERO_SPREAD,) * 2 and flat.zero_spread
+    lone = paired(scored([1.0, INFRA]), zero_spread=zero_spread)
+    assert lone.fates == (Fate.LONE, Fate.INFRASTRUCTURE) and lone.lone
+
+
+def test_a_masked_rollout_is_in_no_pair() -> None:
+    """The best and the worst were cut off: the pair is made of the others, or there is none."""
+    got = paired(ended([1.0, 9.0, -9.0, 0.0]), truncated="mask")
+    assert got.advantages.tolist() == [1, 0, 0, -1]
+    flat = paired(ended([1.0, 9.0, -9.0, 1.0]), truncated="mask")
+    assert [fate.value for fate in flat.fates] == [
+        "zero_spread",
+        "truncated",
+        "truncated",
+        "zero_spread",
+    ]
+
+
+def test_a_critic_needs_nobody_to_compare_with() -> None:
+    got = chosen(scored([1.0, INFRA]), estimator="gae")
+    assert got.fates[0] is Fate.TRAINED and not got.lone
+    assert got.advantages.tolist() == [0.0, 0.0]

@@ -1,5 +1,7 @@
 """Packing against a slow twin that never packs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -231,3 +233,47 @@ def test_longest_first_fills_rows_that_arrival_order_would_not(one_group: bool) 
     budget = 6 if one_group else 7  # a prompt token for each group in the row
     rows = pack(samples, budget, True, np.ones(4))
     assert sorted(sorted(set(row.sequences.tolist())) for row in rows) == [[0, 2], [1, 3]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps(), st.integers(1, 40), st.booleans())
+def test_groups_that_are_kept_together_are_in_one_row(samples, budget, share) -> None:
+    """The tokens and what they see are the same; only the cut is another."""
+    rng = np.random.default_rng(1)
+    weights = rng.random(len(samples))
+    references = [-rng.random(len(s.tokens)) for s in samples]
+    rows = pack(samples, budget, share, weights, references, keep_groups=True)
+    assert records(rows) == slow_twin(samples, weights, references)
+    homes = [set(row.groups.tolist()) for row in rows]
+    assert sum(len(home) for home in homes) == len(set().union(*homes))
+    for row, home in zip(rows, homes, strict=True):
+        assert len(row.token_ids) <= budget or len(home) == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(steps(), st.integers(1, 40), st.booleans())
+def test_a_token_knows_its_group(samples, budget, share) -> None:
+    numbers = {g: n for n, g in enumerate(dict.fromkeys(s.group_index for s in samples))}
+    for row in pack(samples, budget, share, np.ones(len(samples))):
+        expected = [numbers[samples[i].group_index] for i in row.sequences]
+        assert row.groups.tolist() == expected
+
+
+def test_a_critics_columns_are_of_all_samples_or_of_none() -> None:
+    rng = np.random.default_rng(0)
+    plain = sample(0, 0, (1, 2), [True, False, True], rng)
+    judged = replace(plain, values=np.array([1, np.nan, 2]), returns=np.array([3, np.nan, 4]))
+    (row,) = pack([judged], 100, True, np.ones(1))
+    assert row.old_values.tolist() == [1, 2] and row.returns.tolist() == [3, 4]
+    assert row.old_values.dtype == row.returns.dtype == np.float32
+    (row,) = pack([plain], 100, True, np.ones(1))
+    assert row.old_values is None and row.returns is None
+    with pytest.raises(ValueError, match="others have none"):
+        pack([judged, replace(plain, member=1)], 100, True, np.ones(2))
+    broken = replace(judged, returns=np.array([3, 0, np.inf]))
+    with pytest.raises(ValueError, match="return is not finite"):
+        pack([broken], 100, True, np.ones(1))
+    with pytest.raises(ValueError, match="values and returns, or neither"):
+        replace(plain, values=np.zeros(3))
+    with pytest.raises(ValueError, match="3 tokens and 2 returns"):
+        replace(judged, returns=np.zeros(2))

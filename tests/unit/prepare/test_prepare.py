@@ -235,10 +235,179 @@ def test_a_reference_of_the_wrong_length_is_refused() -> None:
         return [np.zeros(1) for _ in samples]
 
     made = preparer(loss={"kl": KLConfig(coefficient=0.1)}, reference_logprobs=reference)
-    with pytest.raises(ValueError, match="one log-prob for every token"):
+    with pytest.raises(ValueError, match="reference policy must return one number"):
         prepare(made, [scored(0, [1.0, 0.0], [2, 2])])
 
 
 def test_two_groups_with_one_index_are_refused() -> None:
     with pytest.raises(ValueError, match="same index"):
         prepare(preparer(), [scored(0, [1.0, 0.0], [2, 2])] * 2)
+
+
+# --- a critic, penalties of single tokens, standardised advantages --------------------------------
+
+
+async def half(samples: Sequence[Sample]) -> list[np.ndarray]:
+    """A critic that expects 0.5 wherever something is trained."""
+    return [np.where(s.tokens["trained"], 0.5, np.nan) for s in samples]
+
+
+def by_target(batch: Batch, column: str) -> dict[int, float]:
+    out: dict[int, float] = {}
+    for row in batch.micro_batches:
+        out |= dict(zip(row.targets.tolist(), getattr(row, column).tolist(), strict=True))
+    return out
+
+
+GAE = {"estimator": "gae", "gamma": 0.5, "lam": 0.5}
+
+
+@pytest.mark.parametrize("budget", [1, 1000])
+@pytest.mark.parametrize("share", [True, False])
+def test_values_returns_and_advantages_of_gae_travel_with_their_tokens(budget, share) -> None:
+    """Rewards 1 and 0, two tokens and one. By hand:
+
+    member 0: delta -0.25, 0.5; A 0 - 0.25 + 0.25 * 0.5 = -0.125 and 0.5; member 1: A -0.5
+    """
+    train = {"micro_batch_tokens": budget, "share_prompt": share}
+    made = preparer(advantage=GAE, train=train, values=half)
+    batch = prepare(made, [scored(1, [1.0, 0.0], [2, 1])])
+    assert by_target(batch, "advantages") == {100: -0.125, 101: 0.5, 110: -0.5}
+    assert by_target(batch, "returns") == {100: 0.375, 101: 1.0, 110: 0.0}
+    assert by_target(batch, "old_values") == {100: 0.5, 101: 0.5, 110: 0.5}
+
+
+def test_gae_compares_no_members() -> None:
+    """A single rollout, and one whose fellow failed, are trained like any other."""
+    made = preparer(advantage={**GAE, "gamma": 1.0, "lam": 1.0}, values=half)
+    batch = prepare(made, [scored(1, [1.0], [2]), scored(2, [0.0, None], [1, 1])])
+    assert by_target(batch, "advantages") == {100: 0.5, 101: 0.5, 200: -0.5}
+    assert batch.metrics["rollouts/lone/count"] == 0
+
+
+async def quarter_less(samples: Sequence[Sample]) -> list[np.ndarray]:
+    """A reference that gives every token 0.25 nats less than what sampled it."""
+    return [s.tokens["logprob"] - 0.25 for s in samples]
+
+
+def test_under_gae_each_token_pays_its_own_kl() -> None:
+    """k1 = 0.25 a token, coefficient 2: rewards -0.5, -0.5, 1 - 0.5 of three tokens, lam 0."""
+    made = preparer(
+        advantage={"estimator": "gae", "lam": 0.0},
+        loss={"kl": KLConfig(coefficient=2.0, estimator="k1", where="reward")},
+        values=half,
+        reference_logprobs=quarter_less,
+    )
+    batch = prepare(made, [scored(1, [1.0], [3])])
+    assert by_target(batch, "advantages") == {100: -0.5, 101: -0.5, 102: 0.0}
+    assert batch.micro_batches[0].reference_logprobs is None
+    assert batch.metrics["reward/kl_per_sequence/mean"] == 0.75
+    assert batch.metrics["reward/kl_per_token/mean"] == 0.25
+    assert batch.metrics["reward/penalised/mean"] == -0.5
+
+
+def test_kl_in_the_advantage_is_each_tokens_own() -> None:
+    """Distillation: no reward, no baseline; A = -coefficient * (behaviour - reference)."""
+
+    async def teacher(samples: Sequence[Sample]) -> list[np.ndarray]:
+        return [np.where(s.tokens["id"] % 2 == 0, -0.5, -3.0) for s in samples]
+
+    made = preparer(
+        advantage={"estimator": "none"},
+        loss={"kl": KLConfig(coefficient=2.0, estimator="k1", where="advantage")},
+        reference_logprobs=teacher,
+    )
+    batch = prepare(made, [scored(1, [0.0, 0.0], [2, 1])])
+    assert by_target(batch, "advantages") == {100: 1.0, 101: -4.0, 110: 1.0}
+    assert by_target(batch, "reference_logprobs") == {100: -0.5, 101: -3.0, 110: -0.5}
+
+
+def test_kl_in_the_advantage_comes_after_the_baseline() -> None:
+    made = preparer(
+        advantage={"estimator": "leave_one_out"},
+        loss={"kl": KLConfig(coefficient=1.0, estimator="k1", where="advantage")},
+        reference_logprobs=quarter_less,
+    )
+    batch = prepare(made, [scored(1, [1.0, 0.0], [2, 1])])
+    assert by_target(batch, "advantages") == {100: 0.75, 101: 0.75, 110: -1.25}
+
+
+@pytest.mark.parametrize("budget", [1, 1000])
+def test_the_steps_advantages_are_standardised_over_all_its_tokens(budget) -> None:
+    """Rewards 4, 0 and 2 of 1, 2 and 1 tokens: 4, 0, 0, 2, mean 1.5, squares 11, std sqrt(11/3)."""
+    made = preparer(
+        advantage={"estimator": "none", "normalize_batch": True},
+        train={"micro_batch_tokens": budget},
+    )
+    batch = prepare(made, [scored(1, [4.0, 0.0], [1, 2]), scored(2, [2.0], [1])])
+    std = math.sqrt(11 / 3)
+    expected = {100: 2.5 / std, 110: -1.5 / std, 111: -1.5 / std, 200: 0.5 / std}
+    assert by_target(batch, "advantages") == pytest.approx(expected, rel=1e-6)
+
+
+def test_gae_and_a_critic_belong_together() -> None:
+    with pytest.raises(ValueError, match="gae needs a critic"):
+        preparer(advantage={"estimator": "gae"})
+    with pytest.raises(ValueError, match="nothing else has one"):
+        preparer(values=half)
+
+    async def short(samples: Sequence[Sample]) -> list[np.ndarray]:
+        return [np.zeros(1) for _ in samples]
+
+    with pytest.raises(ValueError, match="the critic must return one number"):
+        prepare(preparer(advantage=GAE, values=short), [scored(1, [1.0], [2])])
+
+
+# --- pairs ---------------------------------------------------------------------------------------
+
+DPO = {"policy": "dpo", "reduction": "sequence_mean"}
+
+
+@pytest.mark.parametrize("budget", [1, 9, 1000])
+@pytest.mark.parametrize("share", [True, False])
+def test_the_best_and_the_worst_of_a_group_share_a_row(budget, share) -> None:
+    """Ties go to the first member; a group without spread has no pair, even if they are kept."""
+    made = preparer(
+        advantage={"zero_spread": "keep"},
+        loss=DPO,
+        train={"micro_batch_tokens": budget, "share_prompt": share},
+        reference_logprobs=quarter_less,
+    )
+    batch = prepare(
+        made,
+        [
+            scored(1, [0.5, 1.0, 0.0, 1.0], [2, 3, 4, 2]),
+            scored(2, [1.0, 1.0, 1.0], [2, 2, 2]),
+            scored(3, [-1.0, 2.0], [1, 2]),
+        ],
+    )
+    signs = {110: 1, 111: 1, 112: 1, 120: -1, 121: -1, 122: -1, 123: -1, 300: -1, 310: 1, 311: 1}
+    assert by_target(batch, "advantages") == signs
+    assert by_target(batch, "reference_logprobs") == dict.fromkeys(signs, -1.25)
+    homes = [set(row.groups.tolist()) for row in batch.micro_batches]
+    assert sorted(n for home in homes for n in home) == [0, 1]
+    assert all(abs(row.advantages.sum()) < len(row.targets) for row in batch.micro_batches)
+    # every sequence weighs a quarter, whatever its length
+    assert sum(row.weights.sum() for row in batch.micro_batches) == pytest.approx(1.0)
+    assert batch.metrics["rollouts/unpaired/count"] == 2
+    assert batch.metrics["rollouts/zero_spread/count"] == 3
+    assert batch.metrics["rollouts/trained/count"] == 4
+
+
+def test_pairs_need_a_reference() -> None:
+    with pytest.raises(ValueError, match="dpo needs a reference"):
+        preparer(loss=DPO)
+
+
+def test_a_kl_penalty_in_the_reward_decides_who_is_best() -> None:
+    """Equal rewards, but the longer rollout strays further: it is the worst."""
+    made = preparer(
+        loss={**DPO, "kl": KLConfig(coefficient=0.1, estimator="k1", where="reward")},
+        reference_logprobs=quarter_less,
+    )
+    batch = prepare(made, [scored(1, [1.0, 1.0], [4, 2])])
+    assert {t: a for t, a in by_target(batch, "advantages").items() if t in (100, 110)} == {
+        100: -1.0,
+        110: 1.0,
+    }
+    assert batch.micro_batches[0].reference_logprobs is not None
