@@ -12,7 +12,8 @@ import torch
 from lagzero.config import Config
 from lagzero.data.load import drop_overlap, load_prompts
 from lagzero.data.prompts import Prompts
-from lagzero.losses.objective import make_loss, needs_entropy
+from lagzero.errors import LagzeroError
+from lagzero.losses.objective import make_loss, needs_entropy, needs_reference
 from lagzero.numerics.allocator import keep_freed_memory
 from lagzero.numerics.precision import has_fast_bfloat16, pick_dtype
 from lagzero.prepare.prepare import GroupPreparer
@@ -26,13 +27,16 @@ from lagzero.schedule.named import written_out
 from lagzero.schedule.staleness import Contract
 from lagzero.score import reward
 from lagzero.score.reward import RewardScorer
+from lagzero.train.critic import ActorCritic, Critic, load_head
 from lagzero.train.lora import add_lora, lora_reference
 from lagzero.train.model import (
     Policy,
     ReferenceScope,
+    check_same_tokens,
     enable_activation_checkpointing,
     frozen_copy,
     load_policy,
+    load_reference,
     load_tokenizer,
     pick_device,
 )
@@ -53,7 +57,7 @@ class Data:
 class Training:
     """What learns: the trainer, on its thread, and the preparation of its batches."""
 
-    trainer: LocalTrainer
+    trainer: LocalTrainer | ActorCritic
     on_thread: ThreadTrainer
     preparer: GroupPreparer
 
@@ -61,8 +65,9 @@ class Training:
 def prepare_process(config: Config) -> Config:
     """Set what holds for the whole process: math threads and the allocator.
 
-    Returns the configuration with nothing left open: a staleness preset is written out, and
-    ``model.dtype: auto`` is the type that it is on this machine.
+    Returns the configuration with nothing left open: a staleness preset is written out, the
+    algorithm's name is gone because its keys are set, and ``model.dtype: auto`` is the type that it
+    is on this machine.
     """
     config = written_out(config)
     if config.model.threads:
@@ -70,7 +75,7 @@ def prepare_process(config: Config) -> Config:
     keep_freed_memory()
     dtype = pick_dtype(config.model.dtype, pick_device(config.model.device))
     model = config.model.model_copy(update={"dtype": str(dtype).removeprefix("torch.")})
-    return config.model_copy(update={"model": model})
+    return config.model_copy(update={"model": model, "algorithm": None})
 
 
 def machine_notes(config: Config) -> tuple[str, ...]:
@@ -130,27 +135,36 @@ def build_scorer(config: Config, on_failure: Callable[[str], None]) -> RewardSco
 
 def build_training(config: Config, policy: Policy, compute: ComputeThread) -> Training:
     """Make the trainer of ``policy``. Comes after the serving: the engine needs no reference."""
-    trainer = LocalTrainer(
+    critic = _critic(config, policy)
+    warmup_steps = 0 if config.critic is None else config.critic.warmup_steps
+    actor = LocalTrainer(
         policy,
         make_loss(config.loss),
         config.train,
         temperature=config.rollout.temperature,
-        total_steps=config.schedule.steps,
+        total_steps=config.schedule.steps - warmup_steps,
         entropy_gradient=needs_entropy(config.loss),
         master_weights=config.model.master_weights,
         reference=_reference(config, policy),
+        auxiliary=critic if critic is not None and critic.shared else None,
     )
 
     async def reference_logprobs(samples: Sequence[Sample]) -> list[Array]:
-        return await compute.call(trainer.reference_logprobs, samples)
+        return await compute.call(actor.reference_logprobs, samples)
+
+    async def values(samples: Sequence[Sample]) -> list[Array]:
+        assert critic is not None  # the preparer is given this only with a critic
+        return await compute.call(critic.values, samples)
 
     preparer = GroupPreparer(
         config.advantage,
         config.loss,
         config.train,
         config.rollout.group_size,
-        reference_logprobs if config.loss.kl.coefficient > 0 else None,
+        reference_logprobs if needs_reference(config.loss) else None,
+        None if critic is None else values,
     )
+    trainer = actor if critic is None else ActorCritic(actor, critic, warmup_steps)
     return Training(trainer, ThreadTrainer(trainer, compute), preparer)
 
 
@@ -172,15 +186,57 @@ def loop_schedule(config: Config) -> LoopSchedule:
             staleness.clock,
             staleness.max_restarts,
         ),
+        _resampled_groups(config),
     )
 
 
+def _resampled_groups(config: Config) -> int:
+    if config.advantage.zero_spread != "resample":
+        return 0
+    return config.advantage.resample_limit * config.schedule.groups_per_step
+
+
 def _reference(config: Config, policy: Policy) -> ReferenceScope | None:
-    if config.loss.kl.coefficient == 0:
+    if not needs_reference(config.loss):
         return None
+    if config.model.reference is not None:
+        return load_reference(config.model, policy)
     if config.model.lora is not None:
         return lora_reference(policy, config.model.lora)
     return frozen_copy(policy)
+
+
+def _critic(config: Config, policy: Policy) -> Critic | None:
+    settings = config.critic
+    if settings is None:
+        return None
+    trunk = policy if settings.shared else _critic_trunk(config, settings.path, policy)
+    critic = Critic(
+        trunk,
+        settings,
+        config.train,
+        total_steps=config.schedule.steps,
+        master_weights=config.model.master_weights,
+    )
+    if settings.path is not None:
+        load_head(critic, settings.path)
+    return critic
+
+
+def _critic_trunk(config: Config, path: str | None, policy: Policy) -> Policy:
+    """Load the critic's own model, with adapters of its own where the policy has some."""
+    if path is None:
+        return build_policy(config)
+    lora = config.model.lora
+    if lora is not None:
+        lora = lora.model_copy(update={"start": None})  # that one belongs to the policy's weights
+    model = config.model.model_copy(update={"path": path, "lora": lora})
+    try:
+        trunk = build_policy(config.model_copy(update={"model": model}))
+    except LagzeroError as error:
+        raise LagzeroError(f"critic.path: {path!r} cannot be the critic.\n{error}") from error
+    check_same_tokens(trunk, policy, f"critic.path: {path!r}")
+    return trunk
 
 
 def newest_policy_folder(run: Path) -> Path | None:

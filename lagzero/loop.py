@@ -55,7 +55,7 @@ class Loop:
         self.stages = stages
         self.schedule = schedule
         self.progress = start
-        self.flow = Flow(schedule, start)
+        self.flow = Flow(schedule, start, stages.preparer.useful)
         self._after = after
         self._patience = Patience(schedule.max_empty_steps)
         self._tasks: dict[asyncio.Task[None], None] = {}  # in start order, so that runs replay

@@ -40,6 +40,10 @@ class Preparer(Protocol):
         """Return the batch of one step; it may hold no tokens."""
         ...
 
+    def useful(self, scored: ScoredGroup) -> bool:
+        """Say whether a group can teach anything. A schedule that resamples asks it."""
+        ...
+
 
 class Trainer(Protocol):
     """Takes optimiser steps."""

@@ -68,6 +68,8 @@ def draw_setup(number: int) -> Setup:
         moment=moment,
         moment_s=rng.uniform(0, 40) if moment else 0.0,
         permute=rng.random() < 0.7,
+        flat_share=rng.choice((0.0, 0.3, 0.3, 1.0)),
+        resampled_groups=rng.choice((0, 1, 2, 5)),
     )
 
 

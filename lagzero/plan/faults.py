@@ -77,6 +77,8 @@ class Setup:
     num_prompts: int | None
     turns: bool  # colocated: stages take turns
     empty_share: float
+    flat_share: float  # of groups that are of no use
+    resampled_groups: int
     lost_share: float  # of plays and of scorings that give their group up
     fault: Fault
     moment: str | None  # stop, cancel or None
@@ -106,6 +108,7 @@ class Setup:
             surplus=self.surplus,
             sync_every=self.sync_every,
             contract=self.contract,
+            resampled_groups=self.resampled_groups,
         )
 
     def bounds(self) -> list[int]:
@@ -139,7 +142,7 @@ class World:
     def __post_init__(self) -> None:
         contract, step = self.setup.contract, self.start.progress.step
         restarts = contract.max_restarts if contract.action in ("recycle", "interrupt") else 0
-        self.ledger = Ledger(self.start, 1 + restarts)
+        self.ledger = Ledger(self.start, 1 + restarts, self.setup.resampled_groups)
         self._version = step
         self._replicas = [step] * ENGINES
         self._works = [{} for _ in range(ENGINES)]
@@ -272,6 +275,14 @@ class World:
         await asyncio.sleep(0)
         empty = self._rng.random() < self.setup.empty_share
         return Batch((), 0 if empty else len(groups), 0 if empty else 1)
+
+    def useful(self, scored: ScoredGroup) -> bool:
+        """Say whether a group is of use, by its number. Those that are not will be given up."""
+        index = scored.group.index
+        flat = random.Random(f"{self.setup.seed} {index}").random() < self.setup.flat_share
+        if flat:
+            self.ledger.flat.add(index)
+        return not flat
 
     def _check_group(self, scored: ScoredGroup) -> None:
         group, index = scored.group, scored.group.index

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lagzero.loop import Progress
-from lagzero.schedule.audit import Audit
+from lagzero.schedule.audit import ZERO_SPREAD, Audit
 from lagzero.schedule.staleness import Contract
 from lagzero.types import ScoredGroup
 
@@ -30,13 +30,20 @@ class Ledger:
 
     saved: Saved
     max_plays: int  # of one visit: once, and as often again as the contract allows
+    max_resampled: int = 0  # groups of no use, from one step to the next
     events: list[Event] = field(default_factory=list[Event])
     wrong: list[str] = field(default_factory=list[str])
     given_up: dict[int, str] = field(default_factory=dict[int, str])  # index -> reason
     began: dict[int, int] = field(default_factory=dict[int, int])  # index -> version, last play
     taken: tuple[int, ...] = ()  # groups of the present step
+    flat: set[int] = field(default_factory=set[int])  # groups found to be of no use
+    num_resampled: int = field(init=False)  # since groups were handed over
     _plays: dict[int, int] = field(default_factory=dict[int, int])
     _gone: frozenset[int] = frozenset()  # given up when the present step ended
+    _num_resampled_then: int = 0  # likewise
+
+    def __post_init__(self) -> None:
+        self.num_resampled = self.saved.progress.resampled
 
     def expect(self, holds: bool, otherwise: str) -> None:
         """Write down what is wrong unless it holds."""
@@ -67,6 +74,13 @@ class Ledger:
         trained = index in self.saved.consumed or index in self.taken
         self.expect(not trained, f"group {index} was given up after it was trained")
         self.given_up[index] = reason
+        if reason == ZERO_SPREAD:
+            self.num_resampled += 1
+            self.expect(index in self.flat, f"group {index} was of use, and given up")
+            self.expect(
+                self.num_resampled <= self.max_resampled,
+                f"{self.num_resampled} groups were resampled, limit {self.max_resampled}",
+            )
 
     def take(self, indices: tuple[int, ...]) -> None:
         """A step has its groups."""
@@ -77,16 +91,23 @@ class Ledger:
             not again and len(set(indices)) == len(indices),
             f"groups {sorted(again) or indices} were trained twice",
         )
+        flat = self.flat.intersection(indices)
+        self.expect(not flat, f"groups {sorted(flat)} of no use were trained, with resamples left")
         lost = (self.given_up.keys() | self.saved.given_up).intersection(indices)
         self.expect(not lost, f"groups {sorted(lost)} were trained after they were given up")
 
     def step_ended(self) -> None:
         """A step is finished; its progress is that of this moment."""
         self._gone = self.saved.given_up | self.given_up.keys()
+        self._num_resampled_then = self.num_resampled
 
     def save(self, progress: Progress) -> None:
         """The step that ended last is saved."""
         self.note("saved", progress.step)
+        self.expect(
+            progress.resampled == self._num_resampled_then,
+            f"{self._num_resampled_then} groups were resampled, saved: {progress.resampled}",
+        )
         self.saved = Saved(progress, self._gone, self.saved.consumed.union(self.taken))
         gone = {*range(progress.next_index), *progress.ahead}
         self.expect(
@@ -151,4 +172,5 @@ class LedgerAudit(Audit):
         self, groups: Sequence[ScoredGroup], version: int, waiting: Sequence[ScoredGroup]
     ) -> dict[str, float]:
         """Pass it on."""
+        self._ledger.num_resampled = 0
         return super().step(groups, version, waiting) if self._sums else {}

@@ -240,7 +240,8 @@ class ModelTrainer:
 class ModelPreparer:
     """Measures the groups of a step: tokens, lengths, and how stale they are.
 
-    Each group has nothing to learn from with probability ``empty_share``; it is dropped here.
+    Each group has nothing to learn from with probability ``empty_share``; it is dropped here, when
+    the schedule has not had another played in its place.
     """
 
     def __init__(
@@ -264,6 +265,10 @@ class ModelPreparer:
             math.ceil(sum(sum(visit.lengths) for visit in visits)),
             staleness(self._trainer.version, visits),
         )
+
+    def useful(self, scored: ScoredGroup) -> bool:
+        """Say whether there is something to learn from a group."""
+        return not self._is_empty(scored.group.index)
 
     def _is_empty(self, index: int) -> bool:
         return random.Random(f"{self._seed} {index}").random() < self._empty_share

@@ -11,7 +11,8 @@ from lagzero.schedule.selection import UNFINISHED, Evidence, Selection
 from lagzero.schedule.staleness import Contract, lag_counts
 from lagzero.types import ScoredGroup
 
-REASONS = ("stale", "surplus", "interrupted", "timeout")  # any other is a failure: "lost"
+ZERO_SPREAD = "zero_spread"  # dynamic sampling: the group teaches nothing
+REASONS = ("stale", "surplus", "interrupted", "timeout", ZERO_SPREAD)  # any other failed: "lost"
 LAST_LAG = 8  # from here on, lags share one figure
 MANY = 3  # times in a row that make a prompt worth naming
 NAMED = 5  # prompts in one alarm
@@ -23,6 +24,8 @@ REMEDIES = {
     "interrupted": "a larger staleness.bound, or action accept or wait, lets them finish",
     "surplus": "schedule.surplus: carry, or fewer extra groups, keeps them",
     "timeout": "a larger rollout.timeout_s lets them finish",
+    ZERO_SPREAD: "they teach nothing: prompts that the policy solves at times, or a larger "
+    "rollout.max_new_tokens where they were cut off, give them rewards that differ",
 }
 
 

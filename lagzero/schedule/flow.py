@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from lagzero.errors import LagzeroError
 from lagzero.schedule.admission import Admission
-from lagzero.schedule.audit import Audit
+from lagzero.schedule.audit import ZERO_SPREAD, Audit
 from lagzero.schedule.buffer import WindowedBuffer
 from lagzero.schedule.staleness import Contract, Verdict
 from lagzero.types import Prompt, ScoredGroup
@@ -26,6 +26,9 @@ class LoopSchedule:
     extra_groups: int = 0  # over-sampling: groups started beyond need
     surplus: Literal["carry", "drop"] = "carry"  # those not taken once a step has enough
     sync_every: int = 1  # steps from one publication to the next
+    # dynamic sampling: groups without use that others are played for, from one hand-over to the
+    # next at most; those beyond it are handed over
+    resampled_groups: int = 0
     contract: Contract = field(default_factory=Contract)
 
 
@@ -36,6 +39,7 @@ class Progress:
     step: int = 0  # optimiser steps taken: the policy version
     next_index: int = 0  # the first visit that has not been consumed
     ahead: tuple[int, ...] = ()  # visits past it that have; empty with window 1
+    resampled: int = 0  # groups without use that were given up since the last hand-over
 
 
 @dataclass(slots=True)
@@ -52,9 +56,19 @@ class Flow:
 
     Each started visit leaves in exactly one way: trained, or given up with a reason. Visits that
     are given up make room for others, so that they never stop a run.
+
+    ``useful`` says whether training can learn from a finished group. While ``resampled_groups``
+    lasts, one that is of no use is given up when it finishes, not when its turn comes: the group in
+    its place starts at once. Which of them were given up then depends on who finished first, but
+    not what a synchronous step trains: all useful groups among the same visits.
     """
 
-    def __init__(self, schedule: LoopSchedule, start: Progress):
+    def __init__(
+        self,
+        schedule: LoopSchedule,
+        start: Progress,
+        useful: Callable[[ScoredGroup], bool] = lambda scored: True,
+    ):
         self.schedule = schedule
         self.audit = Audit(schedule.contract)
         self._admission = Admission(
@@ -70,6 +84,8 @@ class Flow:
         self._next = start.next_index
         self._open: dict[int, Visit] = {}  # in start order
         self._lost_in_a_row = 0
+        self._useful = useful
+        self._resampled = start.resampled
 
     @property
     def published(self) -> int:
@@ -78,7 +94,7 @@ class Flow:
 
     def progress(self, step: int) -> Progress:
         """Return where the run stands after ``step``."""
-        return Progress(step, self._buffer.first, self._buffer.ahead)
+        return Progress(step, self._buffer.first, self._buffer.ahead, self._resampled)
 
     def next_index(self) -> int | None:
         """Return the visit to start now, or None while admission lets none."""
@@ -105,8 +121,12 @@ class Flow:
         return visit.prompt
 
     def finish(self, index: int, scored: ScoredGroup) -> None:
-        """Accept a scored group."""
-        self._buffer.put(index, scored)
+        """Accept a scored group, or give it up when it is of no use."""
+        if self._resampled < self.schedule.resampled_groups and not self._useful(scored):
+            self._resampled += 1
+            self.give_up(index, ZERO_SPREAD, scored)
+        else:
+            self._buffer.put(index, scored)
 
     def give_up(self, index: int, reason: str, scored: ScoredGroup | None = None) -> None:
         """Let a visit go untrained. Raises LagzeroError when nothing else happens any more."""
@@ -115,7 +135,7 @@ class Flow:
         self._buffer.skip(index)
         self._admission.dropped += 1
         self.audit.given_up(index, reason, scored, self.published - visit.started_at)
-        if reason == "surplus":
+        if reason in ("surplus", ZERO_SPREAD):  # bounded by the groups that a step takes
             return
         self._lost_in_a_row += 1
         # As many as may have been started in vain, and those of as many steps as may be empty.
@@ -157,6 +177,7 @@ class Flow:
 
     def close_step(self, groups: Sequence[ScoredGroup], version: int) -> dict[str, float]:
         """Return what the audit saw since the last step, which begins with ``version``."""
+        self._resampled = 0
         waiting = [self._buffer.item(index) for index in self._open]
         return self.audit.step(groups, version, [each for each in waiting if each is not None])
 

@@ -33,6 +33,7 @@ class World:
     duration: Callable[[int], float] = lambda index: 1.0  # of playing a visit
     num_prompts: int | None = None
     empty: Callable[[Sequence[int]], bool] = lambda indices: False
+    flat: Callable[[int], bool] = lambda index: False  # visits that teach nothing
     broken: str = ""  # the stage that raises
     broken_after: int = 0  # calls of it that succeed first
     gate: Any = field(default_factory=TurnGate)
@@ -74,6 +75,9 @@ class World:
         self.taken = [each.group.index for each in groups]
         self.note("preparer", len(groups))
         return Batch((), len(groups), 0 if self.empty(self.taken) else 1, {"reward/mean": 0.5})
+
+    def useful(self, scored: ScoredGroup) -> bool:
+        return not self.flat(scored.group.index)
 
     async def step(self, batch: Batch) -> StepStats:
         self.events.append((now(), "train", self.version))
@@ -124,6 +128,66 @@ class World:
 def mixed(index: int) -> float:
     """Durations that finish out of order, over several steps."""
     return 1 + (index * 7919 % 13)
+
+
+# --- dynamic sampling --------------------------------------------------------------------------
+
+
+def useful_of(groups: Sequence[Sequence[int]], flat: Callable[[int], bool]) -> list[list[int]]:
+    return [[index for index in step if not flat(index)] for step in groups]
+
+
+def test_another_prompt_is_played_as_soon_as_a_group_turns_out_useless():
+    """Odd visits teach nothing: 0 to 6 hold the first four even ones."""
+    world = World(flat=lambda index: index % 2 == 1, duration=lambda index: 1.0 + index % 2)
+    assert run(world.loop(steps=2, resampled_groups=4).run()) == Progress(2, 15)
+    assert world.trained == [[0, 2, 4, 6], [8, 10, 12, 14]]
+    starts = {index: at for at, index in world.times("play")}
+    # Scored at 2.1, 1 and 3 make room for 4 and 5; 5 for 6 at 2.1 + 2.1.
+    assert [starts[index] for index in range(7)] == pytest.approx([0, 0, 0, 0, 2.1, 2.1, 4.2])
+
+
+def test_at_the_limit_a_step_goes_on_with_what_it_has():
+    """Of visits 0 to 5 two go; 1, 3 or 5 stays in the step, where it is dropped."""
+    world = World(flat=lambda index: index % 2 == 1)
+    assert run(world.loop(steps=2, resampled_groups=2).run()) == Progress(2, 12)
+    assert useful_of(world.trained, world.flat) == [[0, 2, 4], [6, 8, 10]]
+    assert [len(step) for step in world.trained] == [4, 4]
+
+
+@given(
+    st.lists(st.floats(0, 30), min_size=24, max_size=24),
+    st.sets(st.integers(0, 40)),
+    st.integers(0, 8),
+)
+def test_what_a_synchronous_step_learns_from_does_not_depend_on_who_finishes_first(
+    durations: list[float], flat: set[int], limit: int
+):
+    def steps(duration: Callable[[int], float]) -> tuple[Progress, list[list[int]]]:
+        world = World(duration=duration, flat=lambda index: index in flat)
+        progress = run(world.loop(steps=3, resampled_groups=limit).run())
+        return progress, useful_of(world.trained, world.flat)
+
+    assert steps(lambda index: durations[index % 24]) == steps(lambda index: 1.0)
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_a_run_in_which_everything_is_useless_ends_after_a_bounded_number_of_plays(max_lag: int):
+    """RF4: each of 3 empty steps plays 4 groups and 8 more in the place of others."""
+    world = World(flat=lambda index: True, empty=lambda indices: True)
+    with pytest.raises(LagzeroError, match="3 steps in a row had nothing to learn from"):
+        run(world.loop(steps=99, max_lag=max_lag, resampled_groups=8, max_empty_steps=3).run())
+    assert len(world.times("preparer")) == 3
+    played = len(world.times("play"))
+    assert played == 3 * 12 if not max_lag else 3 * 12 <= played <= (3 + max_lag) * 12
+
+
+def test_a_limit_above_what_ends_a_run_without_training_is_reached_all_the_same():
+    world = World(flat=lambda index: index % 100 < 99)
+    assert run(world.loop(steps=1, groups_per_step=1, resampled_groups=99).run()) == Progress(
+        1, 100
+    )
+    assert world.trained == [[99]]
 
 
 # --- admission ---------------------------------------------------------------------------------

@@ -102,6 +102,20 @@ def test_groups_with_nothing_to_learn_from_are_dropped_and_counted():
     assert len(result.steps) == 100  # steps that were empty as a whole are taken again
 
 
+def test_dynamic_sampling_plays_other_groups_for_those_with_nothing_to_learn_from():
+    keys = {"steps": 100, "lengths": "fixed:1", "empty_share": 0.5}
+    result = simulate(lanes(**keys, resample_limit=20))
+    given_up = result.num_given_up["zero_spread"]
+    assert result.num_dropped == 0
+    assert result.num_trained == 100 * 4
+    assert given_up + 400 == result.num_started
+    assert given_up / result.num_started == pytest.approx(0.5, abs=0.1)
+    assert result.lost_share == pytest.approx(given_up / result.num_started)
+    bounded = simulate(lanes(**keys, resample_limit=1))
+    assert 0 < bounded.num_dropped < simulate(lanes(**keys)).num_dropped
+    assert bounded.num_given_up["zero_spread"] <= 4 * (100 + 1)
+
+
 # --- lag ---------------------------------------------------------------------------------------
 
 
@@ -225,6 +239,7 @@ any_scenario = st.fixed_dictionaries(
         "sync_pauses": st.sampled_from(["true", "false"]),
         "score": st.sampled_from(["none", "exponential:mean=2"]),
         "empty_share": st.sampled_from([0, 0.3]),
+        "resample_limit": st.integers(0, 2),
         "placement": st.sampled_from(["colocated", "disaggregated", "swap"]),
         "surplus": st.sampled_from(["carry", "drop"]),
         "sync_every": st.integers(1, 3),
@@ -246,6 +261,8 @@ def without_conflicts(keys: dict[str, Any]) -> dict[str, Any]:
         keys["engines"] = 2
     if keys["window"] == 1:
         keys["extra_groups"] = 0
+    if not keys["empty_share"]:
+        keys["resample_limit"] = 0
     if not keys["extra_groups"] and not keys["max_lag"]:
         keys["surplus"] = "carry"
     return keys
@@ -278,7 +295,8 @@ def test_any_scenario_ends_and_its_books_balance(keys: dict[str, Any]):
     assert len(result.steps) == of.steps or gone == of.prompts
     ahead = (of.max_lag + of.sync_every) * of.groups_per_step + of.extra_groups
     assert 0 <= result.num_pending <= ahead
-    assert 0 <= result.lost_share < 1
+    assert 0 <= result.lost_share <= 1
+    assert result.lost_share < 1 or not result.num_trained
     for each in result.steps:
         lag = each.metrics
         assert 0 <= lag["lag/token_mean"] <= lag["lag/max"] + 1e-9

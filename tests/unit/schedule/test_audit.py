@@ -306,6 +306,9 @@ class TwoKinds:
         self.trained += [each.group.index for each in groups]
         return Batch((), len(groups), 1)
 
+    def useful(self, scored: ScoredGroup) -> bool:
+        return True
+
     async def publish(self, version: int) -> None:
         self.version = version
 

@@ -30,13 +30,17 @@ def scored(index: int, version: int) -> ScoredGroup:
     )
 
 
+def is_useful(group: ScoredGroup) -> bool:
+    return group.group.index % 3 != 1
+
+
 class Player:
     """Plays at random against a flow, as the loop would, and keeps books of its own."""
 
     def __init__(self, schedule: LoopSchedule, seed: int, start: Progress):
         self.schedule = schedule
         self.rng = random.Random(seed)
-        self.flow = Flow(schedule, start)
+        self.flow = Flow(schedule, start, is_useful)
         self.version = start.step
         self.gone_before = {*range(start.next_index), *start.ahead}
         self.playing: dict[int, int] = {}  # visit -> version that its play began with
@@ -46,6 +50,7 @@ class Player:
         self.lags: list[int] = []
         self.num_unlearnt = 0
         self.before = start.step * schedule.groups_per_step  # trained before a resume
+        self.num_resampled = start.resampled  # since a step was closed
 
     def start(self) -> None:
         schedule = self.schedule
@@ -69,7 +74,11 @@ class Player:
     def finish(self) -> None:
         if self.playing:
             index = self.rng.choice(list(self.playing))
-            self.flow.finish(index, scored(index, self.playing.pop(index)))
+            group = scored(index, self.playing.pop(index))
+            self.flow.finish(index, group)
+            if not is_useful(group) and self.num_resampled < self.schedule.resampled_groups:
+                self.num_resampled += 1
+                self.fates[index] = "resampled"
 
     def lose(self) -> None:
         if self.playing:
@@ -102,6 +111,7 @@ class Player:
             self.end(index, "surplus")
         metrics = self.flow.close_step(self.step_groups, self.version)
         assert metrics["staleness/playing/count"] == len(self.playing)
+        self.num_resampled = 0
         learnt = self.rng.random() < 0.8
         self.version += learnt
         every = self.schedule.sync_every
@@ -120,6 +130,7 @@ class Player:
 
     def check(self) -> None:
         progress = self.flow.progress(self.version)
+        assert progress.resampled == self.num_resampled
         gone = {*range(progress.next_index), *progress.ahead}
         assert gone == self.gone_before | set(self.fates)
         opened = set(self.plays) - set(self.fates)
@@ -144,10 +155,15 @@ SCHEDULES = st.builds(
         clock=st.sampled_from(["oldest_token", "newest_token", "start"]),
         max_restarts=st.integers(0, 2),
     ),
+    resampled_groups=st.integers(0, 5),
 )
 
 
-@given(SCHEDULES, st.integers(0, 2**31), st.sampled_from([Progress(), Progress(3, 9, (10, 12))]))
+@given(
+    SCHEDULES,
+    st.integers(0, 2**31),
+    st.sampled_from([Progress(), Progress(3, 9, (10, 12)), Progress(3, 9, (), 2)]),
+)
 def test_every_visit_has_one_fate_and_admission_keeps_to_its_formula(
     schedule: LoopSchedule, seed: int, start: Progress
 ):
@@ -258,6 +274,35 @@ def test_groups_of_a_step_that_learnt_nothing_make_room():
         flow.take(0)
     flow.publish(0, 2)
     assert start_all(flow) == [2, 3]
+
+
+def test_a_group_without_use_makes_room_until_the_step_has_given_up_its_share():
+    flow = Flow(LoopSchedule(9, 2, resampled_groups=3), Progress(), is_useful)  # not 1, 4, 7, ..
+    assert start_all(flow) == [0, 1]
+    flow.finish(1, scored(1, 0))
+    assert start_all(flow) == [2]
+    flow.finish(2, scored(2, 0))
+    flow.finish(0, scored(0, 0))
+    assert start_all(flow) == []
+    assert flow.progress(0) == Progress(0, 0, (1,), 1)
+    taken = [flow.take(0), flow.take(0)]
+    assert [indices(each) for each in taken] == [0, 2]
+    metrics = flow.close_step([each for each in taken if isinstance(each, ScoredGroup)], 0)
+    assert metrics["staleness/given_up/zero_spread/count"] == 1
+    assert metrics["staleness/given_up/share"] == 1 / 3
+    assert metrics["staleness/given_up/zero_spread/length_mean"] == 1
+    assert flow.progress(1) == Progress(1, 3)
+
+
+def test_a_resumed_step_has_what_was_left_of_its_share():
+    schedule = LoopSchedule(9, 1, resampled_groups=2)
+    flow = Flow(schedule, Progress(0, 1, (), 1), lambda group: False)
+    assert start_all(flow) == [1]
+    flow.finish(1, scored(1, 0))
+    assert start_all(flow) == [2]
+    flow.finish(2, scored(2, 0))  # the limit: it is handed over
+    assert start_all(flow) == []
+    assert indices(flow.take(0)) == 2
 
 
 def test_a_resumed_flow_leaves_out_what_was_consumed():

@@ -245,6 +245,9 @@ class Slow:
         self.lags += [self.version - int(g.group.rollouts[0].tokens["version"][0]) for g in groups]
         return Batch((), len(groups), 1)
 
+    def useful(self, scored: ScoredGroup) -> bool:
+        return True
+
     async def publish(self, version: int) -> None:
         self.published = version
 
