@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -26,17 +26,25 @@ from lagzero.generate.native_backend import NativeBackend
 from lagzero.generate.patient import PatientGenerator
 from lagzero.generate.process_backend import ProcessBackend
 from lagzero.generate.rollout import SamplingBackend, SingleTurnGenerator
+from lagzero.generate.turns import TurnsGenerator
 from lagzero.numerics.allocator import keep_freed_memory
 from lagzero.numerics.memory import free_bytes
 from lagzero.numerics.precision import pick_dtype
 from lagzero.numerics.quiet import quiet_libraries
 from lagzero.protocols import Gate, Generator, WeightLink
-from lagzero.runtime.cores import core_sets, stay_on
+from lagzero.runtime.cores import CoreSets, core_halves, core_sets, move_threads, stay_on
 from lagzero.runtime.engine_process import Served
-from lagzero.runtime.local_runtime import ComputeThread, FreeGate, PauseGate, TurnGate
+from lagzero.runtime.local_runtime import (
+    ComputeThread,
+    FreeGate,
+    PauseGate,
+    SwapGate,
+    TurnGate,
+)
 from lagzero.runtime.process_handle import ProcessPlan
 from lagzero.runtime.process_pool import DeathRule, EnginePool
 from lagzero.schedule.check import runs_on
+from lagzero.schedule.router import Repacking
 from lagzero.sync.memory import CopiedWeights, SharedWeights
 from lagzero.sync.shared_memory import Manifest, SlotWeights, WeightSlots
 from lagzero.train.lora import add_lora
@@ -49,6 +57,11 @@ class Backend(SamplingBackend, Protocol):
     @property
     def counters(self) -> EngineCounters:
         """Totals of all engines."""
+        ...
+
+    @property
+    def num_moved(self) -> int:
+        """Responses that went on at another engine than they had begun at, so far."""
         ...
 
     async def forget_prefixes(self) -> None:
@@ -68,8 +81,8 @@ class Serving:
     gate: Gate
     running: Callable[[], AbstractAsyncContextManager[object]]
     train: Generator
-    eval_greedy: SingleTurnGenerator
-    eval_sampled: SingleTurnGenerator
+    eval_greedy: Generator
+    eval_sampled: Generator
 
 
 def build_serving(
@@ -88,8 +101,8 @@ def build_serving(
             native = NativeBackend(engine, compute)
             link = _link(policy, serving_policy, engine, compute)
             gate = _turns(config, native)
-            return _serving(config, policy, native, link, gate, nullcontext, report)
-        case "disaggregated":
+            return _serving(config, policy, native, (native,), link, gate, nullcontext, report)
+        case "disaggregated" | "swap":
             return _in_processes(config, policy, compute, report)
 
 
@@ -108,34 +121,62 @@ def _in_processes(
     dtype = None if same else pick_dtype(config.engine.dtype, policy.device)
     slots = WeightSlots(Manifest.of(policy.weights(), dtype), policy.trainable().keys())
     atexit.register(slots.close)  # should the run fail before it has begun
-    cores = core_sets(placement.engines, placement.engine_threads) if placement.pin_cores else None
+    places = _core_places(config)
+    cores = [each for place in places for each in place.engines] or [None] * placement.engines
     plans = [
         ProcessPlan(
             functools.partial(serve_engine, config),
             slots.reader,
             placement.engine_threads,
-            None if cores is None else cores.engines[number],
+            each,
         )
-        for number in range(placement.engines)
+        for each in cores
     ]
     rule = DeathRule(
         placement.on_engine_death, placement.max_engine_restarts, placement.engine_silence_s
     )
     pool = EnginePool(plans, rule, report)
-    backend = ProcessBackend(pool)
+    num_parts = 2 if placement.kind == "swap" else 1
+    below = placement.repack_below
+    repacking = None if below is None else Repacking(below, config.engine.max_running)
+    backend = ProcessBackend(pool, num_parts=num_parts, repacking=repacking)
     link = SlotWeights(policy.weights(), slots, pool, compute)
+    gate = FreeGate() if num_parts == 1 else _swaps(pool, places)
 
     @asynccontextmanager
     async def running() -> AsyncGenerator[None]:
         async with AsyncExitStack() as closing:
             closing.callback(slots.close)
-            if cores is not None:
-                await compute.call(stay_on, cores.trainer)
+            if places:
+                await compute.call(stay_on, places[0].trainer)
             await backend.start()
             closing.push_async_callback(backend.close)
             yield
 
-    return _serving(config, policy, backend, link, FreeGate(), running, report)
+    parts = [backend.part(number) for number in range(num_parts)]
+    return _serving(config, policy, backend, parts, link, gate, running, report)
+
+
+def _core_places(config: Config) -> tuple[CoreSets, ...]:
+    """Return the cores of each place where the trainer may work; empty where none are its own."""
+    placement = config.placement
+    if not placement.pin_cores:
+        return ()
+    if placement.kind == "swap":
+        return core_halves(placement.engines, placement.engine_threads) or ()
+    cores = core_sets(placement.engines, placement.engine_threads)
+    return () if cores is None else (cores,)
+
+
+def _swaps(pool: EnginePool, places: Sequence[CoreSets]) -> Gate:
+    half = pool.num_engines // 2
+    halves = (range(half), range(half, 2 * half))
+
+    def move(number: int) -> None:
+        if places:
+            move_threads(places[1 - number].trainer, places[number].trainer)
+
+    return SwapGate(halves, pool, move)
 
 
 def serve_engine(config: Config) -> Served:
@@ -154,6 +195,7 @@ def _serving(
     config: Config,
     policy: Policy,
     backend: Backend,
+    parts: Sequence[SamplingBackend],
     link: WeightLink,
     gate: Gate,
     running: Callable[[], AbstractAsyncContextManager[object]],
@@ -176,20 +218,26 @@ def _serving(
         min_p=rollout.min_p,
     )
 
-    def generator(sampling: Sampling, size: int, stream: str) -> SingleTurnGenerator:
-        return SingleTurnGenerator(backend, sampling, size, config.seed, stream)
+    def patient(generator: Generator) -> Generator:
+        if rollout.timeout_s is None:
+            return generator
+        return PatientGenerator(generator, rollout.timeout_s, rollout.retries, report)
 
-    train: Generator = generator(sampled, rollout.group_size, "train")
-    if rollout.timeout_s is not None:
-        train = PatientGenerator(train, rollout.timeout_s, rollout.retries, report)
+    def generators(sampling: Sampling, size: int, stream: str) -> list[Generator]:
+        return [SingleTurnGenerator(each, sampling, size, config.seed, stream) for each in parts]
+
+    def generator(sampling: Sampling, size: int) -> Generator:
+        return TurnsGenerator(generators(sampling, size, "eval"), 1)
+
+    train = [patient(each) for each in generators(sampled, rollout.group_size, "train")]
     return Serving(
         backend,
         link,
         gate,
         running,
-        train,
-        eval_greedy=generator(greedy, 1, "eval"),
-        eval_sampled=generator(sampled, config.eval.samples, "eval"),
+        TurnsGenerator(train, config.schedule.groups_per_step),
+        eval_greedy=generator(greedy, 1),
+        eval_sampled=generator(sampled, config.eval.samples),
     )
 
 

@@ -191,12 +191,17 @@ class StalenessConfig(Block):
 class PlacementConfig(Block):
     """Where generation and training run."""
 
-    # colocated: one process, stages take turns; disaggregated: engines in processes of their own
-    kind: Literal["colocated", "disaggregated"] = "colocated"
-    engines: PositiveInt = 1  # engine processes, when disaggregated
+    # colocated: one process, stages take turns; disaggregated: engines in processes of their own;
+    # swap: the same in two halves, of which one generates while the other one's cores train what
+    # it has generated, in turn
+    kind: Literal["colocated", "disaggregated", "swap"] = "colocated"
+    engines: PositiveInt = 1  # engine processes, unless colocated; swap halves them
     engine_threads: PositiveInt = 1  # CPU threads of one engine process
-    # keep each process on cores of its own, where there are enough
+    # keep each process on cores of its own, where there are enough; swap: on those of its half
     pin_cores: bool = True
+    # an engine with fewer unfinished responses hands them to another one, when disaggregated, and
+    # is free for new ones; None: they stay
+    repack_below: Annotated[int, Field(ge=2)] | None = None
     release_kv: bool = False  # give the KV cache's memory back while training, when colocated
     # begin a new process with the present weights and send it what was pending, or end the run
     on_engine_death: Literal["restart", "stop"] = "restart"
@@ -209,7 +214,7 @@ class AdvantageConfig(Block):
 
     # the baseline. group_mean: the group's mean (GRPO; Dr. GRPO without normalize_std);
     # leave_one_out: the mean of the others (RLOO, without normalize_std); none: 0 (REINFORCE);
-    # gae: generalised advantages from the critic's values (PPO)
+    # gae: generalised advantages from the critic's values, over trained tokens (PPO)
     estimator: Literal["group_mean", "leave_one_out", "none", "gae"] = "group_mean"
     normalize_std: bool = True  # divide by the group's standard deviation (GRPO)
     # then to mean 0 and standard deviation 1 over all trained tokens of the step (REINFORCE++, PPO)
@@ -229,7 +234,7 @@ class AdvantageConfig(Block):
 class KLConfig(Block):
     """Distance to the reference policy, in nats."""
 
-    coefficient: Annotated[float, Field(ge=0)] = 0.0  # of the term; 0: no reference is kept
+    coefficient: Annotated[float, Field(ge=0)] = 0.0  # of the term; 0: none
     # of each token, with d = reference - policy log-prob. k1: -d; k2: d^2/2; k3: e^d - 1 - d
     # (GRPO). In the loss, k2 has the gradient of KL(policy || reference) for tokens that the
     # policy itself sampled, k3 that of the reverse, k1 none
@@ -306,19 +311,25 @@ class OptimizerConfig(Block):
 class CriticConfig(Block):
     """A value function, for ``advantage.estimator: gae``."""
 
-    path: UserPath | None = None  # its first weights, folder or hub id; None: the policy's
-    shared: bool = False  # a value head on the policy's own trunk, trained with its loss
+    # its first weights, folder or hub id with the policy's tokenizer, such as those of a reward
+    # model, whose head is taken over; None: the policy's, and a head of zeros
+    path: UserPath | None = None
+    # a value head on the policy's own trunk, trained with its loss; False: a model of its own, with
+    # adapters of its own under model.lora
+    shared: bool = False
     coefficient: Annotated[float, Field(gt=0)] = 0.5  # of the value loss in a shared trunk's loss
-    # bounds how far a value moves from what it was before the step; None: no bound
+    # bounds how far a value moves from what it was before the step, towards its return; acts from
+    # the second of train.passes on; None: no bound
     clip: Annotated[float, Field(gt=0)] | None = 0.2
-    warmup_steps: Annotated[int, Field(ge=0)] = 0  # first steps, in which only the critic learns
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)  # of a critic of its own
+    # first steps, in which only the critic learns (of a shared trunk: only its head)
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)  # unless shared
 
 
 class TrainConfig(Block):
     """How a step is cut for memory, which changes the gradient by rounding only; the optimiser."""
 
-    # updates on one step's batch (PPO's epochs); the version counts steps
+    # updates on one step's batch (PPO's epochs); version and learning-rate schedule count steps
     passes: PositiveInt = 1
     micro_batch_tokens: PositiveInt = 4096  # of one packed row
     share_prompt: bool = True  # compute a group's prompt once
@@ -351,7 +362,8 @@ class Config(Block):
 
     seed: int = 0  # of sampling, order and new adapters
     run_dir: UserPath | None = None  # None: runs/<recipe name>-<time>
-    # a published objective by its name (docs/objectives.md); keys that the file sets win over it
+    # a published objective by its name (docs/objectives.md): stands for keys, over which those of
+    # the file and the command line win; the run's config.yaml has them written out
     algorithm: (
         Literal[
             "grpo",
@@ -362,6 +374,7 @@ class Config(Block):
             "rloo",
             "reinforce",
             "reinforce_pp",
+            "reinforce_pp_baseline",
             "cispo",
             "online_dpo",
             "distill",

@@ -187,7 +187,7 @@ class Run:
         checkpoint = load_checkpoint(newest, parts=("cursor", "evaluated"))
         self.training.trainer.load_state_dict(checkpoint.tensors, checkpoint.values)
         cursor = checkpoint.parts["cursor"]
-        self.progress = Progress(cursor["step"], cursor["next_index"], tuple(cursor["ahead"]))
+        self.progress = Progress(**{**cursor, "ahead": tuple(cursor["ahead"])})
         self._saved = self.progress
         self._evaluated_step = checkpoint.parts["evaluated"]
         before = checkpoint.parts.get("before")
@@ -295,7 +295,7 @@ class EngineProbe:
 
     def __init__(self, backend: Backend):
         self._backend = backend
-        self._last = backend.counters
+        self._last, self._last_moved = backend.counters, backend.num_moved
 
     def __call__(self) -> dict[str, float]:
         """Return the engine's metrics of the step that ends now."""
@@ -306,6 +306,10 @@ class EngineProbe:
             "engine/num_preemptions": now.num_preemptions - last.num_preemptions,
             "engine/max_used_pages": now.max_used_pages,
         }
+        moved = self._backend.num_moved - self._last_moved
+        self._last_moved += moved
+        if moved:
+            out["engine/num_moved"] = moved
         prompts = now.num_prompt_tokens - last.num_prompt_tokens
         if prompts:
             out["engine/prefix_hit_share"] = (

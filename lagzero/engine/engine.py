@@ -157,7 +157,7 @@ class Engine:
                 "rollout.max_new_tokens"
             )
         self._finished.extend(finished)
-        self._scheduler.add(unfinished)
+        self._scheduler.add(unfinished, self.version)
 
     def step(self) -> list[Completion]:
         """Compute one forward pass and return the members that ended.

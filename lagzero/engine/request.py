@@ -65,7 +65,8 @@ class Request:
     ``begun`` is empty, or one ``TOKEN`` array [T_m] for each seed: what an earlier request with
     these seeds had sampled when it was taken back. Sampling goes on after those tokens, with the
     random numbers that follow theirs; the limit on new tokens, the stops and the completion count
-    them in, and each keeps the log-prob and the version that it came with.
+    them in, as do rounds those of the present version, and each keeps the log-prob and the version
+    that it came with.
     """
 
     id: int
@@ -174,6 +175,13 @@ class Sequence:
         """Those of them that this engine sampled."""
         begun = self.request.begun
         return self.num_new - (len(begun[self.member]) if begun else 0)
+
+    def num_sampled_by(self, version: int) -> int:
+        """Return how many of its newest tokens this policy version sampled, here or elsewhere."""
+        older = (
+            place for place in range(self.num_new, 0, -1) if self.versions[place - 1] != version
+        )
+        return self.num_new - next(older, 0)
 
     @property
     def num_pending(self) -> int:

@@ -92,11 +92,15 @@ class Scheduler:
         """Return all sequences but followers, which are behind their leaders."""
         return [*self.running, *self.waiting, *self.parked]
 
-    def add(self, members: list[Sequence]) -> None:
-        """Put the members of a new request at the end of the line."""
+    def add(self, members: list[Sequence], version: int) -> None:
+        """Put the members of a new request at the end of the line; park those whose round ended.
+
+        Tokens of this version that a member comes with were written in the round that goes on.
+        """
         for seq in members:
-            self._start_round(seq)
-        self.waiting.extend(_led(members))
+            self._start_round(seq, seq.num_sampled_by(version))
+        self.parked.extend(seq for seq in members if seq.num_new == seq.round_end)
+        self.waiting.extend(_led([seq for seq in members if seq.num_new < seq.round_end]))
 
     def schedule(self, version: int) -> Schedule:
         """Choose the next step's work and give it pages. Raises OutOfPages if one sequence alone
@@ -268,9 +272,12 @@ class Scheduler:
         self.running.remove(seq)
         self.parked.append(seq)
 
-    def _start_round(self, seq: Sequence) -> None:
-        most = seq.request.sampling.max_new_tokens  # there a sequence ends and is never parked
-        seq.round_end = most if self.round_tokens is None else seq.num_new + self.round_tokens
+    def _start_round(self, seq: Sequence, written: int = 0) -> None:
+        most, size = seq.request.sampling.max_new_tokens, self.round_tokens
+        if size is None:
+            seq.round_end = most  # there a sequence ends and is never parked
+        else:
+            seq.round_end = seq.num_new + (-written % size if written else size)
 
     def _new_round(self) -> None:
         """Put the parked back in line, before what has not begun, and start a round for all.

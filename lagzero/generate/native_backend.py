@@ -40,6 +40,11 @@ class NativeBackend:
         """Totals of the engine."""
         return self.engine.counters
 
+    @property
+    def num_moved(self) -> int:
+        """Responses that went on at another engine: there is none."""
+        return 0
+
     async def complete(
         self,
         prompt_ids: tuple[int, ...],

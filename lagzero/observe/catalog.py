@@ -57,6 +57,12 @@ CATALOG: tuple[Metric, ...] = (
     Metric("rollouts/infrastructure/count", "rollouts", "sum", "Left out: scoring itself failed."),
     Metric("rollouts/empty/count", "rollouts", "sum", "Left out: no token was sampled."),
     Metric(
+        "rollouts/truncated/count",
+        "rollouts",
+        "sum",
+        "Left out: a limit cut them off and advantage.truncated is mask.",
+    ),
+    Metric(
         "rollouts/short_group/count",
         "rollouts",
         "sum",
@@ -68,6 +74,12 @@ CATALOG: tuple[Metric, ...] = (
         "rollouts",
         "sum",
         "Left out: all rewards of their group are equal and advantage.zero_spread is not keep.",
+    ),
+    Metric(
+        "rollouts/unpaired/count",
+        "rollouts",
+        "sum",
+        "Left out: neither the best nor the worst of their group, under loss.policy dpo.",
     ),
     Metric("groups/count", "groups", "sum", "Groups that the step consumed."),
     Metric(
@@ -217,6 +229,25 @@ CATALOG: tuple[Metric, ...] = (
     Metric("reference/kl_k1", "nats", "mean", "KL to the reference, estimator k1, of the loss."),
     Metric("reference/kl_k2", "nats", "mean", "KL to the reference, estimator k2, of the loss."),
     Metric("reference/kl_k3", "nats", "mean", "KL to the reference, estimator k3, of the loss."),
+    # the critic
+    Metric(
+        "value/loss", "", "mean", "Loss of the critic's values over trained tokens, unweighted."
+    ),
+    Metric(
+        "value/explained_variance",
+        "",
+        "last",
+        "Share of the returns' variance that the values before the step account for; at most 1.",
+    ),
+    Metric(
+        "value/clipped_share",
+        "",
+        "share",
+        "Values that moved further than critic.clip towards their return: no gradient.",
+    ),
+    Metric("value/mean", "", "mean", "The critic's values at trained tokens."),
+    Metric("value/return_mean", "", "mean", "The returns that they are trained on."),
+    Metric("value/grad_norm", "", "last", "Norm of the critic's own gradient, before clipping."),
     # sampler against trainer
     *(
         row
@@ -255,6 +286,7 @@ CATALOG: tuple[Metric, ...] = (
     Metric(
         "engine/num_preemptions", "", "sum", "Sequences put back because the KV cache was full."
     ),
+    Metric("engine/num_moved", "", "sum", "Responses that went on at another engine, at any time."),
     Metric("engine/max_used_pages", "pages", "max", "Most KV cache pages in use since the start."),
     Metric(
         "engine/prefix_hit_share",

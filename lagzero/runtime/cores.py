@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+_THREADS = Path("/proc/self/task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +24,52 @@ def core_sets(num_engines: int, threads: int) -> CoreSets | None:
 
     Returns None where that leaves no core for the trainer, or where a system has no such sets.
     """
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    cores = sorted(os.sched_getaffinity(0))
+    cores = _usable()
     first = len(cores) - num_engines * threads
     if first < 1:
         return None
-    starts = range(first, len(cores), threads)
-    engines = tuple(tuple(cores[at : at + threads]) for at in starts)
-    return CoreSets(engines, tuple(cores[:first]))
+    return CoreSets(_runs(cores[first:], threads), tuple(cores[:first]))
+
+
+def core_halves(num_engines: int, threads: int) -> tuple[CoreSets, CoreSets] | None:
+    """Halve the cores, and give each engine ``threads`` of its half, from the last ones down.
+
+    The trainer of a half is all of it: its engines stand still meanwhile. Of an odd number the
+    last core is left over. Returns None where a half is too small, or where a system has no such
+    sets, or does not tell a process's threads (see ``move_threads``).
+    """
+    cores = _usable()
+    size, taken = len(cores) // 2, num_engines // 2 * threads
+    if size < max(taken, 1) or not _THREADS.is_dir():
+        return None
+    first, second = (cores[at : at + size] for at in (0, size))
+    return (
+        CoreSets(_runs(first[size - taken :], threads), tuple(first)),
+        CoreSets(_runs(second[size - taken :], threads), tuple(second)),
+    )
+
+
+def _usable() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def _runs(cores: Sequence[int], length: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(cores[at : at + length]) for at in range(0, len(cores), length))
 
 
 def stay_on(cores: tuple[int, ...]) -> None:
     """Keep the calling thread, and threads that it starts, on these cores."""
     os.sched_setaffinity(0, cores)
+
+
+def move_threads(old: tuple[int, ...], new: tuple[int, ...]) -> None:
+    """Move this process's threads that are kept on exactly the ``old`` cores to the ``new`` ones.
+
+    After ``stay_on`` those are the thread that called it and what it started, such as a math
+    library's own threads; nobody else lists them.
+    """
+    for thread in _THREADS.iterdir():
+        number = int(thread.name)
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            if os.sched_getaffinity(number) == set(old):
+                os.sched_setaffinity(number, new)

@@ -32,8 +32,11 @@ from lagzero.runtime.messages import (
     ForgetPrefixes,
     FromEngine,
     Heartbeat,
+    Pause,
+    Paused,
     Ready,
     RequestRefused,
+    Resume,
     Stop,
     TakeBack,
     TakeWeights,
@@ -248,6 +251,7 @@ class EngineLoop:
         self._inbox = inbox
         self._outbox = outbox
         self._open: dict[int, int] = {}  # request id -> members that have not ended
+        self._paused = False
 
     def run(self) -> None:
         """Serve until ``Stop`` comes."""
@@ -256,11 +260,15 @@ class EngineLoop:
                 if isinstance(message, Stop):
                     return
                 self._handle(message)
-            if self._engine.has_work:
+            if self._may_step:
                 self._step()
 
+    @property
+    def _may_step(self) -> bool:
+        return self._engine.has_work and not self._paused
+
     def _messages(self) -> Iterable[ToEngine]:
-        if not self._engine.has_work:
+        if not self._may_step:
             yield from _each(self._inbox.get())
         while True:
             try:
@@ -283,6 +291,11 @@ class EngineLoop:
                 self._take(version, slot)
             case ForgetPrefixes():
                 self._engine.forget_prefixes()
+            case Pause():
+                self._paused = True
+                self._outbox.send(Paused())
+            case Resume():
+                self._paused = False
             case _:
                 raise TypeError(f"an engine process does not know the message {message!r}")
 

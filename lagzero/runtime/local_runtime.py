@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import ParamSpec, Protocol, TypeVar
@@ -134,6 +134,53 @@ class PauseGate:
                 yield
             finally:
                 await self._backend.resume()
+
+
+class PausableEngines(Protocol):
+    """Numbered engines, some of which can stand still while others go on."""
+
+    async def pause(self, engines: Sequence[int]) -> None:
+        """Make these stand still; cancelled, let them go on."""
+        ...
+
+    def resume(self, engines: Sequence[int]) -> None:
+        """Let these go on."""
+        ...
+
+
+class SwapGate:
+    """Pools of engines take turns: a step is trained where one of them stands still meanwhile.
+
+    ``move`` hears the number of the pool whose place the trainer takes, before each step; the
+    first one is pool 0. The other pools generate on.
+    """
+
+    def __init__(
+        self,
+        pools: Sequence[Sequence[int]],
+        engines: PausableEngines,
+        move: Callable[[int], None],
+    ):
+        self._pools = pools
+        self._engines = engines
+        self._move = move
+        self._num_turns = 0
+
+    def shared(self, stage: str) -> AbstractAsyncContextManager[None]:
+        """Enter at once: what is played on engines that stand still waits there."""
+        return nullcontext()
+
+    @asynccontextmanager
+    async def exclusive(self, stage: str) -> AsyncGenerator[None]:
+        """Enter once the engines of the pool whose turn it is stand still."""
+        number = self._num_turns % len(self._pools)
+        self._num_turns += 1
+        await self._engines.pause(self._pools[number])
+        try:
+            self._move(number)
+            yield
+        finally:
+            self._engines.resume(self._pools[number])
 
 
 class BlockingTrainer(Protocol):

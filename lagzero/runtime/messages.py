@@ -52,6 +52,16 @@ class ForgetPrefixes:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Stand still from the next step boundary on. All other messages are obeyed meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on after a pause; without one, nothing happens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Leave everything and exit."""
 
@@ -136,11 +146,18 @@ class WeightsRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """The engine stands still, between two steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The process is alive, however long a step takes."""
 
 
-ToEngine = AddRequest | Abort | TakeBack | TakeWeights | ForgetPrefixes | Stop | Together
+ToEngine = (
+    AddRequest | Abort | TakeBack | TakeWeights | ForgetPrefixes | Pause | Resume | Stop | Together
+)
 FromEngine = (
     Ready
     | Crashed
@@ -149,5 +166,6 @@ FromEngine = (
     | Failed
     | WeightsTaken
     | WeightsRefused
+    | Paused
     | Heartbeat
 )

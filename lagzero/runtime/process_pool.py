@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -14,8 +14,11 @@ from lagzero.runtime.messages import (
     Failed,
     FromEngine,
     Heartbeat,
+    Pause,
+    Paused,
     Ready,
     RequestRefused,
+    Resume,
     TakeWeights,
     ToEngine,
     WeightsRefused,
@@ -76,6 +79,7 @@ class _Member:
     handle: ProcessHandle
     is_ready: bool = False
     is_live: bool = False  # has the current weights, so that it can be sent requests
+    is_paused: bool = False
     num_seen: int = 0  # messages, when it was last looked at
     num_silent: int = 0  # looks in a row without a new one
     num_looks: int = 0
@@ -107,6 +111,7 @@ class EnginePool:
         self._retired: list[EngineCounters] = []
         self._fence = WeightFence()
         self._publication = _Publication()
+        self._pausing: set[int] = set()  # engines that are to stand still
         self._changed = asyncio.Event()
         self._listener: PoolListener | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -172,6 +177,37 @@ class EnginePool:
         for member in self._members.values():
             if member.is_live:
                 member.handle.send(message)
+
+    async def pause(self, engines: Iterable[int]) -> None:
+        """Make engines stand still between two steps; return when all that are ready do.
+
+        One that is started meanwhile stands still from its start. A pause that is itself cancelled
+        ends at once. Raises EngineDied when no engine is left.
+        """
+        chosen = set(engines)
+        self._pausing |= chosen
+        for number in chosen & self._members.keys():
+            if self._members[number].is_ready:
+                self.send(number, Pause())
+        try:
+            while any(m.is_ready and not m.is_paused for m in self._among(chosen)):
+                await self._change()
+            self._check()
+        except BaseException:
+            self.resume(chosen)
+            raise
+
+    def resume(self, engines: Iterable[int]) -> None:
+        """Let engines go on after a pause."""
+        chosen = set(engines)
+        self._pausing -= chosen
+        for member in self._among(chosen):
+            member.is_paused = False
+            if member.is_ready:
+                member.handle.send(Resume())
+
+    def _among(self, engines: set[int]) -> list[_Member]:
+        return [member for number, member in self._members.items() if number in engines]
 
     # Weights. One publication at a time; its caller sees to that.
 
@@ -259,8 +295,12 @@ class EnginePool:
             case Ready():
                 member.is_ready = True
                 self._fence.joined(number)
+                if number in self._pausing:
+                    self.send(number, Pause())
                 if self._publication.current is not None:
                     self._order(number, self._publication.current)
+            case Paused():
+                member.is_paused = number in self._pausing
             case WeightsTaken():
                 member.counters = message.counters
                 self._fence.taken(number)

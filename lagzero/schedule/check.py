@@ -87,10 +87,65 @@ def _placement(config: Config) -> Iterator[str]:
             f"placement.engines: {placement.engines}, but colocated has one; set it to 1, or "
             "placement.kind to disaggregated"
         )
-    if placement.kind == "disaggregated" and placement.release_kv:
+    if placement.kind != "colocated" and placement.release_kv:
         yield (
             "placement.release_kv: engines in processes of their own keep their memory; set it to "
             "false, or placement.kind to colocated"
+        )
+    if placement.kind == "swap":
+        yield from _swapping(config)
+    if placement.repack_below is not None:
+        yield from _repacking(config)
+
+
+def _swapping(config: Config) -> Iterator[str]:
+    """Each half generates the step that it trains next, so steps take groups in start order."""
+    schedule, num_engines = config.schedule, config.placement.engines
+    if num_engines % 2:
+        yield (
+            f"placement.engines: {num_engines} cannot be halved for placement.kind swap; use an "
+            "even number"
+        )
+    if schedule.max_lag > 1:
+        yield (
+            f"schedule.max_lag: {schedule.max_lag}, but with placement.kind swap one half trains "
+            "while the other is one step ahead; set it to 1 (or to 0, where a half is always idle)"
+        )
+    for name, valid in (("window", 1), ("extra_groups", 0), ("sync_every", 1)):
+        if (found := getattr(schedule, name)) != valid:
+            text = "null" if found is None else found
+            yield (
+                f"schedule.{name}: {text}, but placement.kind swap trains each step where its "
+                f"groups were played, in start order; set it to {valid}"
+            )
+    if config.staleness.action not in ("wait", "accept"):
+        yield (
+            f"staleness.action: {config.staleness.action} plays groups out of turn, which placement.kind swap "
+            "cannot place; set it to wait or accept"
+        )
+    if config.advantage.zero_spread == "resample":
+        yield (
+            "advantage.zero_spread: resample gives up groups that were played, after which "
+            "placement.kind swap would train others where the next are played; set it to drop"
+        )
+
+
+def _repacking(config: Config) -> Iterator[str]:
+    key, placement = "placement.repack_below", config.placement
+    if placement.kind != "disaggregated" or placement.engines == 1:
+        yield (
+            f"{key}: there are no two engines at work on one step's groups; set placement.kind to "
+            "disaggregated and placement.engines above 1, or remove it"
+        )
+    elif not runs_on(config):
+        yield (
+            f"{key}: a step without lag waits for all of its responses, so a free engine has "
+            "nothing to begin; set schedule.max_lag (or extra_groups) above 0, or remove it"
+        )
+    if config.engine.kv_on_update == "keep":
+        yield (
+            f"{key}: a response that moves has its keys and values computed anew, by the present "
+            "weights, but engine.kv_on_update is keep; set that to recompute, or remove this"
         )
 
 

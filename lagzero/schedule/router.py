@@ -1,9 +1,11 @@
-"""Which engine serves the next request: a pure object, for live and for modelled engines."""
+"""Which engine serves a request: pure objects, for live and for modelled engines."""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 Policy = Literal["least_loaded", "round_robin"]
@@ -34,10 +36,17 @@ class Router:
         """Return the number of requests that were sent to an engine and have not left it."""
         return self._loads[engine]
 
-    def pick(self) -> int:
-        """Choose the engine of one more request. Raises LookupError when all are lost."""
+    def pick(self, wanted: int | None = None) -> int:
+        """Choose the engine of one more request: the ``wanted`` one if it is there.
+
+        Raises LookupError when all are lost.
+        """
         if not self._turns:
             raise LookupError("every engine is lost")
+        if wanted is not None and self._is_live[wanted]:
+            self._loads[wanted] += 1
+            self._note(wanted)
+            return wanted
         if self._policy == "round_robin":
             engine = self._turns[0]
             self._turns.rotate(-1)
@@ -84,3 +93,34 @@ class Router:
         if len(self._heap) > 4 * len(self._loads) + 16:
             self._heap = [(self._loads[number], number) for number in self._turns]
             heapq.heapify(self._heap)
+
+
+@dataclass(frozen=True, slots=True)
+class Repacking:
+    """When few responses are left on an engine, another one takes them over, so that it is free.
+
+    An engine with fewer than ``below`` unfinished responses gives all of them to the fullest one
+    that then has at most ``most``, which is how many an engine decodes together. The emptiest goes
+    first, and who has received gives nothing away: the best fit of Sheng et al. 2025 (Laminar,
+    arXiv:2510.12633), by numbers of responses. Each move leaves one engine fewer at work, and only
+    new requests make them more, so moving comes to an end.
+    """
+
+    below: int  # responses, >= 2
+    most: int  # responses
+
+    def moves(self, loads: Mapping[int, int]) -> dict[int, int]:
+        """Return who takes over, by the engine that is freed. ``loads`` are unfinished responses
+        of each engine that can serve; those without any stay out of it."""
+        busy = {engine: load for engine, load in loads.items() if load}
+        takes_over: dict[int, int] = {}
+        for source in sorted(busy, key=lambda engine: (busy[engine], -engine)):
+            if busy[source] >= self.below:  # also those that have received enough
+                continue
+            others = busy.keys() - takes_over.keys() - {source}
+            fitting = [each for each in others if busy[each] + busy[source] <= self.most]
+            if source not in takes_over.values() and fitting:
+                target = max(fitting, key=lambda engine: (busy[engine], -engine))
+                takes_over[source] = target
+                busy[target] += busy[source]
+        return takes_over

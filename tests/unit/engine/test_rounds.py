@@ -341,6 +341,32 @@ def test_parked_sequences_can_be_taken_back_and_forgotten(how, model, engine_of,
     assert engine.unfinished == {}
 
 
+@pytest.mark.parametrize(("version", "num_parked"), [(2, 2), (3, 0)])
+def test_what_was_taken_back_goes_on_in_its_round(version, num_parked, model, engine_of, drain):
+    """Rounds of 4, taken back with 4, 4 and 1 tokens of version 2: at an engine with these weights
+    the first two wait, and the third writes 3 more. New weights begin a new round for all."""
+    policy, _ = model("llama")
+    whole = drain(engine_of(policy), [request(0, members=3)])
+    engine = engine_of(policy, version=2, max_running=2, round_tokens=4)
+    engine.add(request(0, members=3))
+    for _ in range(5):
+        engine.step()
+    begun = tuple(c.tokens for c in sorted(engine.abort([0]), key=lambda c: c.member))
+    assert [len(tokens) for tokens in begun] == [4, 4, 1]
+    other = engine_of(policy, version=version, round_tokens=4)
+    other.add(request(0, members=3, begun=begun))
+    other.check_integrity()
+    assert other.unfinished[0].num_parked == num_parked
+    if num_parked:
+        for _ in range(3):
+            other.step()
+        assert (other.unfinished[0].num_parked, other.unfinished[0].num_tokens) == (3, 12)
+    done = drain(other)
+    assert_same(done, whole)
+    versions = done[0, 2].tokens["version"].tolist()
+    assert versions == [2] + [version] * 9
+
+
 def test_forgetting_prefixes_ends_no_round_and_recomputes_nothing_that_is_held(
     model, engine_of, drain, computed
 ):

@@ -39,15 +39,19 @@ class Bench:
                 await self.backend.close()
                 assert not [pid for pid in pids if is_there(pid)]
                 assert self.backend._open == {}
-                loads = [self.backend._router.load(n) for n in range(self.pool.num_engines)]
-                assert loads == [0] * self.pool.num_engines
+                for number in range(self.pool.num_engines):
+                    router, place = self.backend._router_of(number)
+                    assert router.load(place) == 0
 
         return asyncio.run(bounded())
 
-    def ask(self, number: int, new: int = 5, members: int = 2, first: int = 1) -> asyncio.Task:
+    def ask(
+        self, number: int, new: int = 5, members: int = 2, first: int = 1, part: int = 0
+    ) -> asyncio.Task:
         seeds = [100 * number + member for member in range(members)]
+        asked = (first, 2), seeds, Sampling(new)
         return asyncio.ensure_future(
-            self.backend.complete((first, 2), seeds, Sampling(new), label=f"group {number}")
+            self.backend.complete(*asked, label=f"group {number}", part=part)
         )
 
     def hold(self) -> None:

@@ -68,7 +68,10 @@ class FakeEngine:
     def add(self, request: Request) -> None:
         if request.prompt_ids[0] == REFUSE:
             raise LagzeroError(f"request of {len(request.seeds)} members refused")
-        self.running += [Running(request, m, [], []) for m in range(len(request.seeds))]
+        for member in range(len(request.seeds)):
+            begun = request.begun[member] if request.begun else sampled_tokens([], [], [])
+            had = begun["logprob"].tolist(), begun["version"].tolist()
+            self.running.append(Running(request, member, *had))
 
     def logprob(self) -> float:
         return -0.5

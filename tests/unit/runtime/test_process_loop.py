@@ -19,7 +19,10 @@ from lagzero.runtime.messages import (
     Completions,
     Failed,
     ForgetPrefixes,
+    Pause,
+    Paused,
     RequestRefused,
+    Resume,
     Stop,
     TakeBack,
     TakeWeights,
@@ -130,6 +133,28 @@ def test_taking_back_reports_and_aborting_does_not(tmp_path):
     assert isinstance(stopped, Completions)
     found = [(c.request_id, c.member, len(c.tokens), c.finish) for c in stopped.completions]
     assert found == [(2, 0, 2, Finish.ABORT), (2, 1, 2, Finish.ABORT)]
+
+
+def test_a_paused_engine_obeys_everything_and_takes_no_step(tmp_path):
+    bench = Bench(tmp_path, Taker())
+    taken: list[int] = []
+    take = bench.loop._taker.take
+
+    def note(version: int, slot: int) -> None:
+        taken.append(bench.engine.num_steps)
+        take(version, slot)
+
+    bench.loop._taker.take = note
+    bench.before = {1: [Pause(), TakeWeights(4, 1), ask(2, 2), TakeBack((1,)), Resume()]}
+    bench.before |= {3: [Pause(), ask(3, 1), Stop()]}
+    paused, weights, back, done, again = bench.run(ask(1, 9))
+    assert isinstance(paused, Paused)
+    assert isinstance(weights, WeightsTaken)
+    assert back.completions[0].tokens["version"].tolist() == [0]
+    assert done.completions[0].tokens["version"].tolist() == [4, 4]
+    assert isinstance(again, Paused)
+    assert taken == [1]
+    assert bench.engine.num_steps == 3  # request 3 was never begun
 
 
 def test_an_unknown_message_is_not_swallowed(tmp_path):

@@ -15,6 +15,15 @@ BASE: dict[str, Any] = {
     "score": {"rewards": [{"use": "number_answer"}]},
 }
 
+SWAP = {"placement__kind": "swap", "placement__engines": 2, "schedule__max_lag": 1}
+PACKED = {
+    "placement__kind": "disaggregated",
+    "placement__engines": 2,
+    "placement__repack_below": 4,
+    "schedule__max_lag": 1,
+    "engine__kv_on_update": "recompute",
+}
+
 
 def config(**keys: Any) -> Config:
     tree = dict(BASE)
@@ -56,6 +65,20 @@ def config(**keys: Any) -> Config:
             "placement.release_kv",
             {"placement__release_kv": True, "placement__kind": "disaggregated"},
         ),
+        ("placement.release_kv", {"placement__release_kv": True, **SWAP}),
+        ("placement.engines", {**SWAP, "placement__engines": 3}),
+        ("schedule.max_lag", {**SWAP, "schedule__max_lag": 2}),
+        ("schedule.window", {**SWAP, "schedule__window": None}),
+        ("schedule.sync_every", {**SWAP, "schedule__sync_every": 2}),
+        (
+            "staleness.action",
+            {**SWAP, "staleness__action": "recycle", "staleness__bound": 1},
+        ),
+        ("advantage.zero_spread", {**SWAP, "advantage__zero_spread": "resample"}),
+        ("placement.repack_below", {**PACKED, **SWAP}),
+        ("placement.repack_below", {**PACKED, "placement__engines": 1}),
+        ("placement.repack_below", {**PACKED, "schedule__max_lag": 0}),
+        ("placement.repack_below", {**PACKED, "engine__kv_on_update": "keep"}),
         ("schedule.sync_every", {"schedule__sync_every": 2}),
         ("staleness.preset_options", {"staleness__preset_options": {"max_staleness": 1}}),
         (
@@ -108,6 +131,10 @@ def test_what_cannot_work_is_one_line_with_its_remedy(path: str, keys: dict[str,
         {"schedule__max_lag": 4, "staleness__action": "interrupt", "staleness__bound": 2},
         {"schedule__window": None, "staleness__action": "accept"},
         {"placement__kind": "disaggregated", "schedule__sync_every": 2, "placement__engines": 3},
+        SWAP,
+        {**SWAP, "schedule__max_lag": 0, "placement__engines": 4},
+        {**SWAP, "staleness__action": "accept"},
+        PACKED,
     ],
 )
 def test_what_can_work_is_accepted(keys: dict[str, Any]):
