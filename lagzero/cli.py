@@ -1,4 +1,4 @@
-"""The command line: ``lagzero train``, ``lagzero eval`` and ``lagzero simulate``.
+"""The command line: ``lagzero train``, ``eval``, ``explain`` and ``simulate``.
 
 Configuration errors end with code 2 before torch is imported or a model is loaded.
 """
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import errno
 import itertools
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -87,6 +88,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     measure.add_argument("target", help="a recipe (measures its model) or a run's folder")
     measure.set_defaults(run=_eval)
+    explain = commands.add_parser(
+        "explain", help="say what a configuration trains, in formulas", allow_abbrev=False
+    )
+    explain.add_argument("target", help="a recipe or a run's folder")
+    explain.add_argument("--json", action="store_true", help="as JSON")
+    explain.set_defaults(run=_explain)
     simulate = commands.add_parser(
         "simulate", help="predict a run with modelled engines, in virtual time", add_help=False
     )
@@ -114,15 +121,20 @@ def _train(known: argparse.Namespace, overrides: list[str], console: Console) ->
 
 def _eval(known: argparse.Namespace, overrides: list[str], console: Console) -> int:
     target = Path(known.target)
-    if not target.exists():
-        raise ConfigError([f"{target}: neither a recipe nor a run's folder"])
-    load = _run_config if target.is_dir() else _load
-    config = load(target, overrides, training=False)
+    config = _existing(target, overrides, training=False)
     from lagzero.measure import measure_policy
     from lagzero.numerics.quiet import quiet_libraries
 
     quiet_libraries()
     asyncio.run(measure_policy(config, target if target.is_dir() else None, console))
+    return 0
+
+
+def _explain(known: argparse.Namespace, overrides: list[str], console: Console) -> int:
+    from lagzero.explain.report import as_json, text
+
+    config = _existing(Path(known.target), overrides)
+    print(json.dumps(as_json(config), indent=1) if known.json else text(config))
     return 0
 
 
@@ -152,6 +164,14 @@ def _load(path: str | Path, overrides: Sequence[str], *, training: bool = True) 
     for note in notes(config, training=training):
         print(f"note: {note}", file=sys.stderr)
     return config
+
+
+def _existing(target: Path, overrides: Sequence[str], *, training: bool = True) -> Config:
+    """Read the configuration of a recipe or of a run's folder."""
+    if not target.exists():
+        raise ConfigError([f"{target}: neither a recipe nor a run's folder"])
+    load = _run_config if target.is_dir() else _load
+    return load(target, overrides, training=training)
 
 
 def _run_config(folder: Path, overrides: Sequence[str], *, training: bool = True) -> Config:

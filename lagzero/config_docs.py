@@ -1,4 +1,4 @@
-"""Writes the generated tables of docs/configuration.md and docs/metrics.md.
+"""Writes the generated parts of docs/configuration.md, metrics.md and objectives.md.
 
     python -m lagzero.config_docs docs
 
@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from lagzero.config import Block, Config
 from lagzero.config_schema import Path as KeyPath
 from lagzero.config_schema import block_of, child, describe, dotted, field_type, keys
+from lagzero.explain.page import markdown as objectives
 from lagzero.observe import catalog
 
 _FIELD = re.compile(r"((?:^    # .*\n)*)^    (\w+): .*?(?:  # (.*))?$", re.MULTILINE)
@@ -100,7 +101,11 @@ def fill(page: str, name: str, table: str) -> str:
 
 def pages(folder: Path) -> dict[Path, str]:
     """Map each generated page to the text that it should hold."""
-    tables = {"configuration": markdown(), "metrics": catalog.markdown()}
+    tables = {
+        "configuration": markdown(),
+        "metrics": catalog.markdown(),
+        "objectives": objectives(),
+    }
     return {
         path: fill(path.read_text(encoding="utf-8"), name, table)
         for name, table in tables.items()

@@ -17,6 +17,7 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from lagzero import config_check, config_yaml
+from lagzero.algorithms.apply import apply
 from lagzero.config import Block, Config
 from lagzero.config_schema import Path, blocks, child, describe, dotted, locate, suggest
 from lagzero.errors import ConfigError
@@ -46,7 +47,8 @@ def load_config(
     """Read a configuration file, apply overrides in order, and check the whole.
 
     path: a YAML file. overrides: ``--a.b=c`` each; the value is YAML, list items go by index
-    (``--data.train.0.size=64``), and a list's length as index appends.
+    (``--data.train.0.size=64``), and a list's length as index appends. Then ``algorithm`` fills in
+    the keys that it stands for and that neither sets.
     Raises ConfigError with every problem: unreadable YAML, repeated or unknown keys, wrong types,
     values out of range, and combinations that cannot work.
     """
@@ -66,7 +68,11 @@ def load_config(
         problem = _override(tree, override, sources)
         if problem is not None:
             problems.append(problem)
-    config, more = _build(tree, rules or Rules())
+    rules = rules or Rules()
+    applied = apply(tree)
+    sources |= dict.fromkeys(applied.filled, f"algorithm: {tree.get('algorithm')}")
+    problems += applied.problems if rules.training else ()
+    config, more = _build(applied.tree, rules)
     problems += [_with_source(problem, sources) for problem in more]
     if problems or config is None:
         raise ConfigError(list(dict.fromkeys(problems)))
@@ -75,7 +81,9 @@ def load_config(
 
 def parse_config(tree: Mapping[str, Any]) -> Config:
     """Check a configuration given as plain nested values. Raises ConfigError like load_config."""
-    config, problems = _build(dict(tree), Rules())
+    applied = apply(tree)
+    config, problems = _build(applied.tree, Rules())
+    problems = [*applied.problems, *problems]
     if problems or config is None:
         raise ConfigError(problems)
     return config

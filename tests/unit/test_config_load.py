@@ -109,7 +109,10 @@ def test_all_problems_of_a_file_and_its_overrides_are_listed_at_once(recipe):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("model: {lr: 3}", "model.lr: unknown key; did you mean train.optimizer.lr?"),
+        (
+            "model: {lr: 3}",
+            "model.lr: unknown key; did you mean critic.optimizer.lr or train.optimizer.lr?",
+        ),
         ("scedule: {}", "scedule: unknown key; did you mean schedule?"),
         ("checkpoint: {zzz: 1}", "checkpoint.zzz: unknown key; valid keys here: every, keep"),
         ("seed: '3'", "seed: found the text '3'; valid: a whole number"),
