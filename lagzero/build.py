@@ -180,13 +180,13 @@ def loop_schedule(config: Config) -> LoopSchedule:
         schedule.extra_groups,
         schedule.surplus,
         schedule.sync_every,
-        Contract(
+        resampled_groups=_resampled_groups(config),
+        contract=Contract(
             staleness.action,
             lag_bound(config) if staleness.bound is None else staleness.bound,
             staleness.clock,
             staleness.max_restarts,
         ),
-        _resampled_groups(config),
     )
 
 

@@ -14,9 +14,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lagzero.config import AdvantageConfig, Config, LoraConfig, SourceConfig
+from lagzero.config import Config, LoraConfig, SourceConfig
+from lagzero.config_check_advantage import advantage_notes, advantage_problems, bad_betas
 from lagzero.config_check_loss import loss_notes, loss_problems
-from lagzero.config_files import chat_template_text
+from lagzero.config_files import chat_template_text, looks_like_path
 from lagzero.errors import ConfigError
 
 
@@ -33,8 +34,7 @@ def check(config: Config, *, training: bool = True) -> list[str]:
         *_evaluation(config),
         *_sampling(config),
         *_score(config),
-        *_advantage(config),
-        *_resampling(config),
+        *advantage_problems(config),
         *loss_problems(config),
         *_optimizer(config),
     ]
@@ -43,13 +43,16 @@ def check(config: Config, *, training: bool = True) -> list[str]:
 def notes(config: Config, *, training: bool = True) -> list[str]:
     """Return what is allowed but may surprise, one line each."""
     always = [*_lora_notes(config), *_eval_notes(config)]
-    return [*always, *_notes(config), *loss_notes(config)] if training else always
+    if not training:
+        return always
+    return [*always, *_notes(config), *advantage_notes(config), *loss_notes(config)]
 
 
 def _model(config: Config) -> Iterator[str]:
     model = config.model
-    if _looks_like_path(model.path) and not Path(model.path).is_dir():
-        yield f"model.path: there is no folder {model.path}; give a model folder or a hub id"
+    for name, path in (("path", model.path), ("reference", model.reference)):
+        if path is not None and looks_like_path(path) and not Path(path).is_dir():
+            yield f"model.{name}: there is no folder {path}; give a model folder or a hub id"
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", model.device):
         yield f"model.device: found '{model.device}'; valid: auto, cpu, cuda or cuda:<number>"
     if model.chat_template is not None:
@@ -72,10 +75,6 @@ def _model(config: Config) -> Iterator[str]:
             f"model.lora.start: {lora.start} is not a PEFT folder (no adapter_config.json there); "
             "give one, or null for a new adapter"
         )
-
-
-def _looks_like_path(text: str) -> bool:
-    return text.startswith(("/", "./", "../", "~"))  # ~ of a user who does not exist
 
 
 def _data(config: Config) -> Iterator[str]:
@@ -150,50 +149,16 @@ def _longest_sequence(config: Config) -> int:
 
 
 def _score(config: Config) -> Iterator[str]:
-    if all(reward.weight == 0 for reward in config.score.rewards):
-        yield "score.rewards: every weight is 0, so there is nothing to learn; give one a weight"
-
-
-def _advantage(config: Config) -> Iterator[str]:
-    estimator, size = config.advantage.estimator, config.rollout.group_size
-    if size == 1 and estimator != "none":
+    distils = config.model.reference is not None and config.loss.kl.coefficient > 0
+    if all(reward.weight == 0 for reward in config.score.rewards) and not distils:
         yield (
-            f"rollout.group_size: 1 leaves advantage.estimator {estimator} nothing to compare "
-            "with, so every advantage would be 0; use at least 2, or advantage.estimator: none"
-        )
-    if estimator == "none" and config.advantage.normalize_std:
-        yield (
-            "advantage.normalize_std: true needs a group baseline, and advantage.estimator none "
-            "has none; set normalize_std: false, or another estimator"
-        )
-
-
-def _resampling(config: Config) -> Iterator[str]:
-    advantage, untouched = config.advantage, AdvantageConfig()
-    if advantage.zero_spread != "resample":
-        if advantage.resample_limit != untouched.resample_limit:
-            yield (
-                "advantage.resample_limit: only zero_spread resample reads it, and "
-                f"advantage.zero_spread is {advantage.zero_spread}; remove it, or set resample"
-            )
-        return
-    if advantage.estimator not in ("group_mean", "leave_one_out"):
-        yield (
-            f"advantage.zero_spread: resample gives up groups whose rewards are all equal, but "
-            f"advantage.estimator {advantage.estimator} learns from them; set keep or drop, or "
-            "an estimator that compares a group's members (group_mean, leave_one_out)"
-        )
-    if config.loss.kl.coefficient > 0 and config.loss.kl.where == "reward":
-        yield (
-            "advantage.zero_spread: resample looks at rewards before loss.kl.where reward makes "
-            "them differ; set loss.kl.where: loss, or zero_spread: drop"
+            "score.rewards: every weight is 0, so there is nothing to learn; give one a weight, or "
+            "name a teacher (model.reference, with loss.kl.coefficient above 0)"
         )
 
 
 def _optimizer(config: Config) -> Iterator[str]:
-    for index, beta in enumerate(config.train.optimizer.betas):
-        if not 0 <= beta < 1:
-            yield f"train.optimizer.betas.{index}: found {beta:g}; valid: a number >= 0 and < 1"
+    yield from bad_betas("train.optimizer", config.train.optimizer)
 
 
 def _notes(config: Config) -> Iterator[str]:

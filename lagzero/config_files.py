@@ -1,4 +1,4 @@
-"""What the configuration gives either as text or as a file that holds the text."""
+"""What the configuration gives as a file or folder, or as something else in its place."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def chat_template_text(given: str) -> str:
             "readable file; give one, or null for the tokenizer's own"
         )
         raise ConfigError([problem]) from error
+
+
+def looks_like_path(text: str) -> bool:
+    """Say whether a model's name can only mean a folder, not a hub id."""
+    return text.startswith(("/", "./", "../", "~"))  # ~ of a user who does not exist

@@ -42,6 +42,14 @@ CATALOG: tuple[Metric, ...] = (
     Metric("reward/min", "", "min", "Worst weighted reward."),
     Metric("reward/positive_share", "", "share", "Scored rollouts with a reward above 0."),
     Metric("reward/part/*/mean", "", "mean", "One reward of the mix, unweighted, by its name."),
+    Metric(
+        "reward/kl_per_sequence/mean",
+        "nats",
+        "mean",
+        "KL(sampler || reference) of a rollout, summed over its tokens, with loss.kl.where reward.",
+    ),
+    Metric("reward/kl_per_token/mean", "nats", "mean", "The same, of a trained token."),
+    Metric("reward/penalised/mean", "", "mean", "Weighted reward less the penalty for this KL."),
     Metric("length/mean", "tokens", "mean", "Sampled tokens of a response, trained on or not."),
     Metric("length/max", "tokens", "max", "Longest response."),
     Metric("finish/stop/share", "", "share", "Rollouts ended by a stop id or stop string."),
@@ -137,8 +145,8 @@ CATALOG: tuple[Metric, ...] = (
         "staleness/given_up/*/count",
         "groups",
         "sum",
-        "By reason: stale (above the bound), surplus, interrupted, timeout, zero_spread (another was "
-        "played in its place), lost (play failed).",
+        "By reason: stale (above the bound), surplus, interrupted, timeout, zero_spread (another "
+        "was played in its place), lost (play failed).",
     ),
     *(
         row
