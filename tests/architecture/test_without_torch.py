@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "lagzero"
-ROOMS = ("schedule", "prepare", "observe", "data", "plan")
+ROOMS = ("algorithms", "schedule", "prepare", "observe", "explain", "data", "plan")
 SINGLE = ("types", "protocols", "errors", "loop", "evaluate", "cli")
 HEAVY = "torch transformers peft accelerate datasets pyarrow reasoning_gym"
 
