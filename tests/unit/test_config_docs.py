@@ -32,7 +32,7 @@ def test_every_key_has_a_meaning():
 
 def test_a_comment_stands_on_the_line_of_its_key_or_above_it():
     assert "(GSPO)" in comments(LossConfig)["ratio"]
-    assert comments(LossConfig)["clip_low"] == "ratio bound 1 - clip_low"
+    assert comments(LossConfig)["clip_low"] == "ratio bound 1 - clip_low; 1: none"
     assert comments(LossConfig)["clip_high"].startswith("ratio bound 1 + clip_high; ")
 
 

@@ -1,6 +1,7 @@
 """The composed objective: terms, signs, and one step cut in every way."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,6 +99,7 @@ def make_step(seed: int) -> tuple[list[Sample], list[np.ndarray]]:
             tokens["trained"] = rng.random(n) < 0.8
             tokens["trained"][-1] = True
             tokens["logprob"] = np.where(tokens["trained"], -3 * rng.random(n), np.nan)
+            tokens["version"] = np.where(tokens["trained"], rng.integers(0, 5, n), -1)
             advantages = np.where(tokens["trained"], rng.normal(), 0.0)
             samples.append(Sample(group, member, prompt, tokens, advantages, 0.0))
     return samples, [-3 * rng.random(len(s.tokens)) for s in samples]
@@ -125,7 +127,7 @@ def step_loss(samples, references, config: LossConfig, budget: int, share: bool)
         logits = toy_logits(row, table)[at]
         every = torch.log_softmax(logits, -1)
         logprobs = every[torch.arange(len(at)), torch.as_tensor(row.targets).long()]
-        inputs = loss_inputs(row, len(samples), dtype=torch.float64)
+        inputs = loss_inputs(row, len(samples), dtype=torch.float64, version=4)
         per_token, metrics = loss(logprobs, entropy(logits), inputs)
         reduced = reduce(per_token, torch.as_tensor(row.weights))
         reduced.backward()
@@ -134,22 +136,32 @@ def step_loss(samples, references, config: LossConfig, budget: int, share: bool)
     return total, table.grad, step_metrics(parts)
 
 
-@settings(max_examples=25, deadline=None)
+LEVELS = st.sampled_from(["token", "sequence_product", "sequence_mean"])
+
+
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 60),
     st.booleans(),
     st.randoms(),
-    st.sampled_from(["token", "sequence_product", "sequence_mean"]),
+    st.sampled_from(["clip", "cispo", "band", "reinforce"]),
+    st.sampled_from(["behaviour", "recomputed", "interpolated"]),
+    LEVELS,
+    st.sampled_from(["none", "truncate", "mask"]),
+    LEVELS,
     st.sampled_from(["token_mean", "sequence_mean", "constant"]),
 )
 def test_loss_gradient_and_metrics_do_not_depend_on_the_cut(
-    seed, budget, share, random, ratio, reduction
+    seed, budget, share, random, policy, proximal, ratio, kind, level, reduction
 ) -> None:
     """LN1, LN2, LN9: one row against any budget, sample order and prompt sharing (float64)."""
     samples, references = make_step(seed)
     config = LossConfig(
+        policy=policy,
+        proximal=proximal,
         ratio=ratio,
+        correction={"kind": kind, "level": level, "low": 0.3, "max_token_lag": 3},
         reduction=reduction,
         constant=10.0,
         entropy_coefficient=0.01,
@@ -178,3 +190,21 @@ def test_loss_inputs_move_every_column() -> None:
     assert inputs.sequences.tolist() == row.sequences.tolist()
     assert inputs.versions.tolist() == row.versions.tolist()
     assert inputs.num_sequences == len(samples)
+    assert inputs.groups is not None
+    assert inputs.groups.tolist() == row.groups.tolist()
+    first = loss_inputs(row, len(samples), version=7)
+    assert (first.version, first.proximal_logprobs) == (7, None)
+    assert first.lags.tolist() == (7 - row.versions).tolist()
+    later = loss_inputs(row, len(samples), proximal_logprobs=inputs.advantages)
+    assert later.proximal_logprobs is inputs.advantages
+
+
+def test_an_anchor_of_the_first_pass_holds_in_the_second() -> None:
+    """p = -1 from the first pass, l = -0.5 now: the ratio is e^.5, above the clip."""
+    inputs = replace(one_token(advantage=1.0), proximal_logprobs=torch.tensor([-1.0]).double())
+    logprobs = torch.tensor([-0.5], dtype=torch.float64, requires_grad=True)
+    value, metrics = make_loss(LossConfig(proximal="recomputed"))(logprobs, None, inputs)
+    value.sum().backward()
+    assert (value.item(), logprobs.grad.item()) == (pytest.approx(-1.2), 0.0)
+    assert metrics["policy/ratio_max"][0].item() == pytest.approx(math.exp(0.5))
+    assert metrics["behaviour/ratio_max"][0].item() == 1.0

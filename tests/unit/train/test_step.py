@@ -203,3 +203,117 @@ def test_a_step_that_failed_half_way_leaves_no_gradient_behind(
     fresh = LocalTrainer(make_policy(), policy_gradient, TRAIN)
     norms = [t.step(given).metrics["train/grad_norm"] for t in (shaken, fresh)]
     assert norms[0] == norms[1]
+
+
+def moved(make_policy: Callable[..., Policy], given: Batch, loss: LossConfig, **train: Any):
+    """(trainer, metrics) of one step with these settings from the same start."""
+    settings = TrainConfig(optimizer=OptimizerConfig(lr=0.01), **train)
+    trainer = LocalTrainer(make_policy(), make_loss(loss), settings, total_steps=4)
+    return trainer, trainer.step(given).metrics
+
+
+def test_in_a_second_pass_the_clip_acts_and_the_mismatch_stays(
+    make_policy: Callable[..., Policy], make_samples: Callable[..., list[Sample]]
+):
+    """The ratio is to the first pass's log-probs: 1 in the first pass, moved in the second."""
+    start = LocalTrainer(make_policy(), make_loss(LossConfig()), TRAIN)
+    given = batch(as_sampled_by(start, make_samples()), budget=30)
+    loss = LossConfig(proximal="recomputed", clip_low=0.001, clip_high=0.001)
+    trainer, once = moved(make_policy, given, loss)
+    assert (once["policy/ratio_min"], once["policy/ratio_max"]) == (1.0, 1.0)
+    assert once["policy/clipped_high_share"] == once["policy/clipped_low_share"] == 0
+    assert (trainer.version, trainer.optimizer.num_steps, once["train/num_updates"]) == (1, 1, 1)
+
+    trainer, twice = moved(make_policy, given, loss, passes=2)
+    assert (trainer.version, trainer.optimizer.num_steps, twice["train/num_updates"]) == (1, 2, 2)
+    assert twice["policy/ratio_max"] > 1.05
+    assert 0 < twice["policy/clipped_high_share"] <= 0.5  # of both passes' tokens
+    assert twice["behaviour/gap_max"] == once["behaviour/gap_max"] < 1e-5
+    assert twice["mismatch/kl_k3"] == pytest.approx(once["mismatch/kl_k3"])
+    assert twice["train/num_micro_batches"] == 2 * once["train/num_micro_batches"]
+    assert twice["train/num_trained_tokens"] == once["train/num_trained_tokens"]
+
+
+def test_two_passes_are_two_updates_anchored_at_the_first(
+    make_policy: Callable[..., Policy], make_samples: Callable[..., list[Sample]]
+):
+    """Two passes against mu = prox equal two steps of one pass whose behaviour is recorded, bit
+    for bit: the anchor is the same numbers, kept instead of recorded."""
+    start = LocalTrainer(make_policy(), make_loss(LossConfig()), TRAIN)
+    given = batch(make_samples())
+    rows = tuple(
+        replace(row, behaviour_logprobs=start.logprobs(row)) for row in given.micro_batches
+    )
+    given = replace(given, micro_batches=rows)
+    both, _ = moved(make_policy, given, LossConfig(proximal="recomputed"), passes=2)
+    recorded, _ = moved(make_policy, given, LossConfig())
+    recorded.step(given)
+    other = recorded.policy.weights()
+    assert all(torch.equal(t, other[n]) for n, t in both.policy.weights().items())
+
+
+def test_the_learning_rate_counts_steps_and_not_updates(
+    make_policy: Callable[..., Policy], make_samples: Callable[..., list[Sample]]
+):
+    """Linear over 4 steps of 3 updates: 1, 3/4, 1/2, 1/4 of the rate."""
+    optimizer = OptimizerConfig(lr=0.01, schedule="linear")
+    train = TrainConfig(passes=3, optimizer=optimizer)
+    trainer = LocalTrainer(make_policy(), make_loss(LossConfig()), train, total_steps=4)
+    given = batch(make_samples())
+    rates = [trainer.step(given).metrics["train/lr"] for _ in range(4)]
+    assert rates == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+    assert (trainer.version, trainer.optimizer.num_steps) == (4, 12)
+
+
+def test_a_run_of_several_passes_resumes_bit_for_bit(
+    make_policy: Callable[..., Policy], make_samples: Callable[..., list[Sample]]
+):
+    loss = LossConfig(proximal="recomputed", correction={"kind": "truncate"})
+    given = batch(make_samples())
+    straight, _ = moved(make_policy, given, loss, passes=2)
+    tensors, values = straight.state_dict()
+    tensors = {name: t.clone() for name, t in tensors.items()}
+    resumed, _ = moved(make_policy, given, loss, passes=2)
+    resumed.step(given)  # to be forgotten
+    resumed.load_state_dict(tensors, values)
+    ends = [trainer.step(given).metrics for trainer in (straight, resumed)]
+    timeless = [{k: v for k, v in end.items() if not k.endswith("_s")} for end in ends]
+    assert timeless[0] == timeless[1]
+    other = resumed.policy.weights()
+    assert all(torch.equal(t, other[n]) for n, t in straight.policy.weights().items())
+
+
+def test_truncation_gives_back_the_gradient_that_a_shifted_sampler_spoilt(
+    make_policy: Callable[..., Policy], make_samples: Callable[..., list[Sample]]
+):
+    """The sampler's log-probs are off by up to 0.3 nats. REINFORCE weighted by prox / mu has the
+    gradient of -(prox / mu) A l: it is that of the unspoilt run with A prox / mu as advantages."""
+    start = LocalTrainer(make_policy(), make_loss(LossConfig()), TRAIN)
+    exact = as_sampled_by(start, make_samples())
+    rng = np.random.default_rng(1)
+    shifts = [rng.uniform(-0.3, 0.3, len(s.tokens)).astype(np.float32) for s in exact]
+    shifted: list[Sample] = []
+    weighted: list[Sample] = []
+    for sample, shift in zip(exact, shifts, strict=True):
+        tokens = sample.tokens.copy()
+        tokens["logprob"] -= shift  # prox / mu = e^shift, 1.35 at most
+        shifted.append(replace(sample, tokens=tokens))
+        ratio = np.exp(sample.tokens["logprob"] - tokens["logprob"])
+        advantages = np.where(tokens["trained"], sample.advantages * ratio, 0.0)
+        weighted.append(replace(sample, advantages=advantages))
+    corrected = LossConfig(policy="reinforce", correction={"kind": "truncate", "high": 2.0})
+    plain = LossConfig(policy="reinforce")
+    norms = {
+        name: moved(make_policy, batch(samples), loss)[1]["train/grad_norm"]
+        for name, samples, loss in (
+            ("corrected", shifted, corrected),
+            ("wanted", weighted, plain),
+            ("spoilt", shifted, plain),
+        )
+    }
+    assert norms["corrected"] == pytest.approx(norms["wanted"], rel=1e-5)
+    assert abs(norms["spoilt"] / norms["wanted"] - 1) > 1e-3
+    cut = LossConfig(policy="reinforce", correction={"kind": "truncate", "high": 1.1})
+    metrics = moved(make_policy, batch(shifted), cut)[1]
+    assert 0 < metrics["correction/truncated_share"] < 1
+    assert metrics["correction/weight_max"] == pytest.approx(1.1)
