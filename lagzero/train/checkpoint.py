@@ -1,7 +1,7 @@
 """Checkpoints of a run: ``<run>/checkpoints/step-000010/``, complete or not there.
 
 policy/                 the model folder or adapter folder, as transformers and PEFT load it
-trainer.safetensors     weights, moments
+trainer.safetensors     weights, moments; the critic's too
 trainer.json            version and other scalars of the trainer
 <name>.json             one for each further part of the state, such as the data cursor
 complete.json           every file with its size; written last
