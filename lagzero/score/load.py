@@ -15,13 +15,26 @@ from lagzero.data.reasoning_gym_source import extract_answer, reasoning_gym_scor
 from lagzero.errors import ConfigError, LagzeroError
 from lagzero.nearest import nearest, unknown_name
 from lagzero.score.extract import NoAnswer, has_box, unwrap, without_reasoning
+from lagzero.score.judge import ModelJudge
 from lagzero.score.math_answer import MathAnswer
 from lagzero.score.number_answer import NumberAnswer
+from lagzero.score.overlong import Overlong
+from lagzero.score.reward_model import RewardModel
 from lagzero.score.text_rewards import ExactMatch, Format
 
-BUILT_IN = ("math_answer", "number_answer", "exact_match", "format", "reasoning_gym")
+BUILT_IN = (
+    "math_answer",
+    "number_answer",
+    "exact_match",
+    "format",
+    "reasoning_gym",
+    "overlong",
+    "reward_model",
+    "judge",
+)
 
-_GIVEN = ("prompts", "completions", "completion_ids")  # by the scorer, so no option sets them
+# by the scorer, so no option sets them
+_GIVEN = ("prompts", "completions", "completion_ids", "sampled_tokens")
 
 Reward = Callable[..., Any]
 
@@ -66,6 +79,12 @@ def load_reward(
             made = Format
         case "reasoning_gym":
             made = _reasoning_gym
+        case "overlong":
+            made = Overlong
+        case "reward_model":
+            made = RewardModel
+        case "judge":
+            made = ModelJudge
         case _:
             made = _imported(config.use, folder or Path.cwd(), f"{at}.use")
     _check_options(made, config.options, at, hidden=(*_GIVEN, *limits))

@@ -41,6 +41,9 @@ def build_scorer(
 ) -> RewardScorer:
     """Return the scorer that a configuration describes. Raises one ConfigError for all rewards.
 
+    A reward with a ``load_model`` loads it now: before anything is played, and before an engine
+    takes its share of the free memory.
+
     ``on_failure``: see ``RewardScorer``.
     """
     rewards: list[WeightedReward] = []
@@ -54,6 +57,7 @@ def build_scorer(
                 folder=folder,
                 at=f"score.rewards.{number}",
             )
+            _load_model(reward, f"score.rewards.{number}.options")
         except ConfigError as error:
             problems.extend(error.problems)
             continue
@@ -61,6 +65,16 @@ def build_scorer(
     if problems:
         raise ConfigError(problems)
     return RewardScorer(rewards, timeout_s=config.timeout_s, on_failure=on_failure)
+
+
+def _load_model(reward: Reward, at: str) -> None:
+    load = getattr(reward, "load_model", None)
+    if not callable(load):
+        return
+    try:
+        load()
+    except ConfigError as error:
+        raise ConfigError([f"{at}.{problem}" for problem in error.problems]) from error
 
 
 class RewardScorer:
@@ -187,6 +201,7 @@ def _arguments(reward: Reward, group: Group) -> dict[str, Any]:
     given = {
         **_columns(group),
         "completion_ids": [rollout.tokens["id"].tolist() for rollout in group.rollouts],
+        "sampled_tokens": [int(rollout.tokens["trained"].sum()) for rollout in group.rollouts],
         "prompts": prompts,
         "completions": _completions(group),
     }
@@ -254,6 +269,8 @@ def _as_list(values: Any) -> list[Any]:
 
 
 def _judgement(value: Any) -> Judgement:
+    if isinstance(value, Judgement):
+        return value
     if value is None:
         return Judgement(None)
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):

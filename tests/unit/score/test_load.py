@@ -16,7 +16,10 @@ SWITCHES = {
 }
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+WITHOUT_A_GOLD_ANSWER = {"overlong", "reward_model", "judge"}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
 def test_every_route_gives_one_verdict_on_a_boxed_answer(name) -> None:
     """SV3: whether or not a layer strips the wrapper, the right answer scores 1."""
     for options in SWITCHES[name]:
@@ -31,7 +34,7 @@ def test_every_route_gives_one_verdict_on_a_boxed_answer(name) -> None:
 
 def test_every_built_in_name_has_its_switches_tested() -> None:
     """SV3: a new built-in cannot be left out."""
-    assert set(SWITCHES) == set(BUILT_IN)
+    assert set(SWITCHES) | WITHOUT_A_GOLD_ANSWER == set(BUILT_IN)
 
 
 def test_function_from_a_file(tmp_path) -> None:

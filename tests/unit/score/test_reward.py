@@ -192,6 +192,7 @@ def test_text_prompts_and_columns_are_given_as_lists() -> None:
         "answer": ["12", "12"],
         "level": [3, 3],
         "completion_ids": [[0], [0, 1]],
+        "sampled_tokens": [0, 0],  # a tool wrote them
     }
 
 
