@@ -118,9 +118,9 @@ def _swapping(config: Config) -> Iterator[str]:
                 f"schedule.{name}: {text}, but placement.kind swap trains each step where its "
                 f"groups were played, in start order; set it to {valid}"
             )
-    if config.staleness.action not in ("wait", "accept"):
+    if (action := config.staleness.action) not in ("wait", "accept"):
         yield (
-            f"staleness.action: {config.staleness.action} plays groups out of turn, which placement.kind swap "
+            f"staleness.action: {action} plays groups out of turn, which placement.kind swap "
             "cannot place; set it to wait or accept"
         )
     if config.advantage.zero_spread == "resample":

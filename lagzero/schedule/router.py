@@ -101,9 +101,9 @@ class Repacking:
 
     An engine with fewer than ``below`` unfinished responses gives all of them to the fullest one
     that then has at most ``most``, which is how many an engine decodes together. The emptiest goes
-    first, and who has received gives nothing away: the best fit of Sheng et al. 2025 (Laminar,
-    arXiv:2510.12633), by numbers of responses. Each move leaves one engine fewer at work, and only
-    new requests make them more, so moving comes to an end.
+    first, and who has received gives nothing away. Each move leaves one engine fewer at work, and
+    only new requests make them more, so moving comes to an end. Source of the idea: the repacking
+    of Sheng et al. 2025 (Laminar, arXiv:2510.12633).
     """
 
     below: int  # responses, >= 2

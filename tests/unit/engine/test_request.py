@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from lagzero.engine.request import Request, Sampling, derive_seed
+from lagzero.engine.request import Request, Sampling, Sequence, derive_seed
+from lagzero.types import sampled_tokens
 
 
 def test_derived_seeds_are_stable_across_processes():
@@ -67,3 +68,13 @@ def test_a_request_needs_64_bit_seeds(seeds):
 def test_a_request_refuses_negative_tokens():
     with pytest.raises(ValueError, match="request 3: the prompt holds a negative"):
         Request(3, (1, -2), (0,), Sampling(1))
+
+
+@pytest.mark.parametrize(
+    ("versions", "number"),
+    [([], 0), ([2, 2], 2), ([1, 2, 2], 2), ([2, 2, 3], 0), ([2, 1, 2], 1), ([1], 0)],
+)
+def test_only_the_newest_tokens_of_a_version_count_into_its_round(versions, number):
+    begun = sampled_tokens([5] * len(versions), [-1.0] * len(versions), versions)
+    seq = Sequence.of(Request(0, (1, 2), (0,), Sampling(9), (begun,)), 0)
+    assert seq.num_sampled_by(2) == number
