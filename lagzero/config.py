@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from lagzero.algorithms.names import AlgorithmName
+
 PositiveInt = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 UserPath = Annotated[str, AfterValidator(os.path.expanduser)]  # so that ~ works wherever it stands
@@ -364,27 +366,7 @@ class Config(Block):
     run_dir: UserPath | None = None  # None: runs/<recipe name>-<time>
     # a published objective by its name (docs/objectives.md): stands for keys, over which those of
     # the file and the command line win; the run's config.yaml has them written out
-    algorithm: (
-        Literal[
-            "grpo",
-            "dr_grpo",
-            "dapo",
-            "gspo",
-            "ppo",
-            "rloo",
-            "reinforce",
-            "reinforce_pp",
-            "reinforce_pp_baseline",
-            "cispo",
-            "online_dpo",
-            "distill",
-            "olmo3",
-            "icepop",
-            "scalerl",
-            "areal",
-        ]
-        | None
-    ) = None
+    algorithm: AlgorithmName | None = None
     data: DataConfig
     score: ScoreConfig
     model: ModelConfig = Field(default_factory=ModelConfig)

@@ -43,7 +43,7 @@ RLOO = Algorithm(
     "REINFORCE on whole sequences with the mean of the other members as baseline.",
     "Ahmadian et al. 2024, arXiv:2402.14740; Kool et al. 2019",
     {
-        "advantage.estimator": Setting("leave_one_out", "Sec. 3"),
+        "advantage.estimator": Setting("leave_one_out", "Sec. 2 and 3"),
         "advantage.normalize_std": Setting(False, "Sec. 3"),
         "advantage.zero_spread": Setting("keep", "Sec. 3 is a mean over all samples"),
         "loss.policy": Setting("reinforce", "Sec. 3: neither ratio nor clip"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lagzero.algorithms.form import Algorithm, Like, Setting
-from lagzero.config import RolloutConfig
 
 _PPO = "not stated; PPO's (arXiv:1707.06347, Sec. 3)"
 _EPS_MAX = "not stated; 5 = 1 + 4 is ScaleRL's (arXiv:2510.13786, App. A.17: 4, 5, 8 do alike)"
@@ -48,7 +47,7 @@ DR_GRPO = Algorithm(
         "loss.proximal": Setting("behaviour", "Sec. 3.2: the old policy sampled the outputs"),
         "loss.reduction": Setting("constant", "Sec. 3.2 and Listing 1"),
         "loss.constant": Setting(
-            Like("rollout.max_new_tokens", RolloutConfig().max_new_tokens),
+            Like("rollout.max_new_tokens", 256),
             "Listing 1: the most tokens of a response",
         ),
         "loss.kl.coefficient": Setting(0.0, "Table 6; beta = 0 throughout"),

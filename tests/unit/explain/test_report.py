@@ -41,6 +41,41 @@ def test_every_algorithm_is_explained_in_lines_of_a_page(name: str):
     assert as_json(config)["algorithm"]["departures"] == {}
 
 
+STD, LENGTH = "advantage.normalize_std", "loss.reduction"
+ENGINE, BY_TOKEN = "loss.correction.kind", "loss.correction.level"
+CAUTIONS = {
+    "grpo": [STD, LENGTH, "loss.kl.estimator"],
+    "dr_grpo": [],
+    "dapo": [STD, "advantage.truncated"],
+    "gspo": [STD, "loss.clip_high"],
+    "cispo": [STD],
+    "ppo": [],
+    "rloo": [ENGINE],
+    "reinforce": [ENGINE],
+    "reinforce_pp": [LENGTH],
+    "reinforce_pp_baseline": [LENGTH],
+    "online_dpo": [],
+    "distill": [BY_TOKEN],
+    "olmo3": [BY_TOKEN],
+    "icepop": [STD, LENGTH, BY_TOKEN],
+    "scalerl": [],
+    "areal": [BY_TOKEN],
+}
+NO_RATIO = ("rloo", "reinforce", "online_dpo", "distill")
+RATIO_IS_1 = ("olmo3", "icepop", "areal")  # against the proximal policy, one pass
+
+
+@pytest.mark.parametrize("name", CAUTIONS)
+def test_what_speaks_against_an_algorithm_and_whether_its_bounds_act(name: str):
+    body = as_json(example(ALGORITHMS[name]))
+    assert [each["path"] for each in body["cautions"]] == CAUTIONS[name]
+    acts = None if name in NO_RATIO else name not in RATIO_IS_1
+    assert body["derived"].get("clip_can_act") is acts
+    assert body["derived"]["lag_bound"] == (8 if name == "scalerl" else 0)
+    kept = name in ("grpo", "ppo", "rloo", "reinforce_pp", "reinforce_pp_baseline")
+    assert body["derived"]["keeps_reference"] is (kept or name in ("online_dpo", "distill"))
+
+
 def test_departures_from_the_algorithm_are_named():
     tree = {
         "algorithm": "dr_grpo",
