@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
@@ -16,8 +17,11 @@ from lagzero import build_serving as serving_room
 from lagzero.build_serving import build_serving
 from lagzero.config import Config
 from lagzero.config_load import parse_config
+from lagzero.errors import LagzeroError
 from lagzero.runtime.local_runtime import ComputeThread
+from lagzero.train.critic import ActorCritic
 from lagzero.train.model import save_policy
+from lagzero.types import Sample, sampled_tokens
 
 
 def config(**sections: Any) -> Config:
@@ -36,6 +40,7 @@ class Small:
 
     device = torch.device("cpu")
     dtype = torch.float32
+    exact = None
     context_limit = 1000
 
     def hidden(self, ids, position_ids, plan):
@@ -106,3 +111,97 @@ def test_an_engine_of_another_type_takes_adapters_and_not_the_reference(
     finally:
         compute.close()
     assert engine.version == 2
+
+
+@pytest.mark.parametrize(
+    ("loss", "named", "wanted"),
+    [
+        ({}, True, None),
+        ({"kl": {"coefficient": 0.1}}, False, "policy"),
+        ({"kl": {"coefficient": 0.1}}, True, "other"),
+        ({"policy": "dpo", "reduction": "sequence_mean"}, True, "other"),
+    ],
+)
+def test_the_reference_is_kept_where_something_is_measured_against_it(
+    loss: dict[str, Any], named: bool, wanted: str | None, folder: Path
+):
+    """The policy as it started, or the model that is named, whose head is all zeros here."""
+    model = LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    other = folder.parent / "other"
+    model.save_pretrained(other)
+    build.build_policy(config(model={"path": str(folder)})).tokenizer.save_pretrained(other)
+    reference = str(other) if named else None
+    chosen = config(
+        model={"path": str(folder), "dtype": "float32", "reference": reference}, loss=loss
+    )
+    compute = ComputeThread()
+    try:
+        training = build.build_training(chosen, build.build_policy(chosen), compute)
+    finally:
+        compute.close()
+    assert (training.preparer.reference_logprobs is None) == (wanted is None)
+    if wanted is None:
+        return
+    tokens = sampled_tokens([1, 2], [-1.0, -1.0], [0, 0])
+    (logprobs,) = training.trainer.reference_logprobs(
+        [Sample(0, 0, (3, 4), tokens, np.zeros(2), 0.0)]
+    )
+    assert (wanted == "other") == np.allclose(logprobs, -np.log(11), atol=1e-7)
+
+
+PPO: dict[str, Any] = {"estimator": "gae", "normalize_std": False}
+
+
+def trained(chosen: Config) -> build.Training:
+    compute = ComputeThread()
+    try:
+        return build.build_training(chosen, build.build_policy(chosen), compute)
+    finally:
+        compute.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_a_critic_of_its_own_doubles_what_is_trained_and_a_shared_one_adds_a_head(
+    folder: Path, shared: bool, lora: dict[str, int] | None
+):
+    model = {"path": str(folder), "dtype": "float32", "lora": lora}
+    training = trained(config(model=model, advantage=PPO, critic={"shared": shared}))
+    assert training.preparer.values is not None
+    tensors, _ = training.trainer.state_dict()
+    policy = {n.removeprefix("weight.") for n in tensors if n.startswith("weight.")}
+    critic = {n.removeprefix("critic.weight.") for n in tensors if n.startswith("critic.weight.")}
+    assert {"head.weight", "head.bias"} <= critic
+    trunk = {n.removeprefix("trunk.") for n in critic if n.startswith("trunk.")}
+    body = {n.removeprefix("model.") for n in policy if n.startswith("model.")}
+    assert trunk == (set() if shared else body)
+
+
+def test_a_critic_with_other_tokens_than_the_policys_is_refused(folder: Path):
+    other = folder.parent / "other"
+    LlamaForCausalLM.from_pretrained(folder).save_pretrained(other)
+    vocabulary = {f"v{i}": i for i in range(11)}
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="v0"))
+    ).save_pretrained(other)
+    model = {"path": str(folder), "dtype": "float32"}
+    with pytest.raises(LagzeroError, match=r"critic\.path: .*needs the same"):
+        trained(config(model=model, advantage=PPO, critic={"path": str(other)}))
+    with pytest.raises(LagzeroError, match=r"critic\.path: .*cannot be the critic"):
+        trained(config(model=model, advantage=PPO, critic={"path": str(folder.parent)}))
+
+
+def test_the_policys_schedule_begins_after_the_critics_warm_up(folder: Path):
+    training = trained(
+        config(
+            model={"path": str(folder), "dtype": "float32"},
+            advantage=PPO,
+            critic={"warmup_steps": 3},
+            schedule={"steps": 10},
+        )
+    )
+    assert isinstance(training.trainer, ActorCritic)
+    assert training.trainer.critic._optimizer.total_steps == 10
+    assert training.trainer._trainer.optimizer.total_steps == 7
