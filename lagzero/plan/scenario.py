@@ -229,7 +229,14 @@ def _conflicts(scenario: Scenario) -> list[str]:
 
 def _swap_conflicts(scenario: Scenario) -> list[str]:
     """Each half generates the step that it trains next, so steps take groups in start order."""
-    fixed = {"max_lag": 1, "window": 1, "extra_groups": 0, "sync_every": 1, "lanes": None}
+    fixed = {
+        "max_lag": 1,
+        "window": 1,
+        "extra_groups": 0,
+        "sync_every": 1,
+        "lanes": None,
+        "resample_limit": 0,
+    }
     problems = [
         f"--{name.replace('_', '-')}: --placement swap needs {as_text(value)}"
         for name, value in fixed.items()

@@ -258,7 +258,7 @@ def without_conflicts(keys: dict[str, Any]) -> dict[str, Any]:
     keys = dict(keys)
     if keys["placement"] == "swap":
         keys |= {"max_lag": 1, "window": 1, "sync_every": 1, "lanes": "none", "action": "accept"}
-        keys["engines"] = 2
+        keys |= {"engines": 2, "resample_limit": 0}
     if keys["window"] == 1:
         keys["extra_groups"] = 0
     if not keys["empty_share"]:
