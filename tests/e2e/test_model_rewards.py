@@ -15,7 +15,6 @@ from transformers import (
 
 from lagzero.observe.metrics import read_metrics
 
-
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 32,
