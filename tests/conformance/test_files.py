@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pathlib
+import sys
 from typing import Any
 
 import make_vectors
@@ -13,6 +15,18 @@ from naive import objective
 HERE = pathlib.Path(__file__).parent
 POLICY = json.loads((HERE / "policy.json").read_text(encoding="utf-8"))
 CORRECTION = json.loads((HERE / "correction.json").read_text(encoding="utf-8"))
+
+
+def test_what_writes_the_vectors_needs_the_standard_library_only() -> None:
+    """Least of all lagzero, or one mistake could be on both sides."""
+    scripts = ["make_vectors.py", "advantage_cases.py", "step_cases.py"]
+    ours = {"naive", "advantage_cases", "step_cases"}
+    for path in [*(HERE / name for name in scripts), *(HERE / "naive").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            roots = {module.partition(".")[0] for module in modules}
+            assert roots <= ours | sys.stdlib_module_names, path
 
 
 def same(one: Any, other: Any) -> bool:
