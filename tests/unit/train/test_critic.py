@@ -109,14 +109,32 @@ def test_a_critic_learns_to_expect_the_rewards(
     make_policy: MakePolicy, make_samples: MakeSamples, config: CriticConfig
 ):
     actor, _ = make(make_policy(), config, make_policy)
-    samples = graded(make_samples(groups=4, members=4))
+    samples = graded(make_samples(groups=4, members=2))
     first = actor.step(batch(samples, actor.critic)).metrics
     assert first["value/mean"] == 0
     assert "value/explained_variance" in first
-    for _ in range(12):
+    for _ in range(8):
         last = actor.step(batch(samples, actor.critic)).metrics
     assert last["value/loss"] < 0.5 * first["value/loss"]
     assert last["value/explained_variance"] > 0.4
+
+
+@pytest.mark.parametrize("config", [OWN, SHARED])
+def test_the_cut_into_rows_changes_the_critics_step_by_rounding_only(
+    make_policy: MakePolicy, make_samples: MakeSamples, config: CriticConfig
+):
+    samples = graded(make_samples())
+    seen: list[tuple[float, float, float]] = []
+    for budget in (30, 1000):
+        actor, _ = make(make_policy(), config, make_policy)
+        with torch.no_grad():
+            actor.critic.head.weight.fill_(0.01)
+        given = batch(samples, actor.critic, budget)
+        assert (len(given.micro_batches) > 1) == (budget == 30)
+        metrics = actor.step(given).metrics
+        moved = float(actor.critic.head.weight.detach().sum())
+        seen.append((metrics["value/loss"], metrics["value/explained_variance"], moved))
+    assert seen[0] == pytest.approx(seen[1], rel=1e-4)
 
 
 def test_the_policy_of_a_separate_critic_steps_as_if_there_were_none(
