@@ -131,7 +131,7 @@ def load_policy(config: ModelConfig, device: torch.device | None = None) -> Poli
     dtype = pick_dtype(config.dtype, device)
     with _explained(config.path):
         module: Any = AutoModelForCausalLM.from_pretrained(
-            _source(config.path), dtype=dtype, attn_implementation=ATTENTION
+            model_source(config.path), dtype=dtype, attn_implementation=ATTENTION
         )
     policy = Policy(module.to(device).eval(), tokenizer, fp32_head=config.fp32_head)
     check_model(policy)
@@ -144,8 +144,8 @@ def load_tokenizer(config: ModelConfig) -> tuple[Any, int]:
     Raises LagzeroError as ``load_policy`` does.
     """
     with _explained(config.path):
-        tokenizer = AutoTokenizer.from_pretrained(_source(config.path))
-        limit = _context_limit(AutoConfig.from_pretrained(_source(config.path)))
+        tokenizer = AutoTokenizer.from_pretrained(model_source(config.path))
+        limit = _context_limit(AutoConfig.from_pretrained(model_source(config.path)))
     if config.chat_template is not None:
         tokenizer.chat_template = chat_template_text(config.chat_template)
     return tokenizer, limit
@@ -163,7 +163,8 @@ def _explained(path: str) -> Generator[None]:
         ) from error
 
 
-def _source(path: str) -> str:
+def model_source(path: str) -> str:
+    """Return what transformers loads ``path`` from. Raises LagzeroError where there is no model."""
     return str(builtin_folder()) if path == BUILTIN else _checked_path(path)
 
 
@@ -234,15 +235,7 @@ def load_reference(config: ModelConfig, policy: Policy) -> ReferenceScope:
         raise LagzeroError(
             f"model.reference: {path!r} cannot be the reference.\n{error}"
         ) from error
-    theirs, ours = (p.tokenizer.get_vocab() for p in (other, policy))
-    if theirs != ours:
-        shared = len(theirs.items() & ours.items())
-        raise LagzeroError(
-            f"model.reference: the tokenizer of {path!r} has {len(theirs)} tokens and that of "
-            f"{config.path!r} {len(ours)}, of which {shared} are the same; a reference must have "
-            "the policy's own tokens. Give a model of the same family, or null for the policy as "
-            "it started"
-        )
+    check_same_tokens(other, policy, f"model.reference: {path!r}")
     other.module.requires_grad_(False)
 
     @contextmanager
@@ -250,6 +243,18 @@ def load_reference(config: ModelConfig, policy: Policy) -> ReferenceScope:
         yield other
 
     return scope
+
+
+def check_same_tokens(other: Policy, policy: Policy, name: str) -> None:
+    """Raise LagzeroError when a model that scores the policy's token ids has other tokens."""
+    theirs, ours = (p.tokenizer.get_vocab() for p in (other, policy))
+    if theirs != ours:
+        shared = len(theirs.items() & ours.items())
+        raise LagzeroError(
+            f"{name}: its tokenizer has {len(theirs)} tokens and the policy's {len(ours)}, of "
+            f"which {shared} are the same; it reads the policy's token ids, so it needs the same. "
+            "Give a model of the same family, or null for the policy as it started"
+        )
 
 
 def enable_activation_checkpointing(policy: Policy) -> None:

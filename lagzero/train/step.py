@@ -18,11 +18,11 @@ from lagzero.config import TrainConfig
 from lagzero.losses.inputs import loss_inputs
 from lagzero.losses.objective import Loss, step_metrics
 from lagzero.losses.reduce import Metrics, reduce
-from lagzero.numerics.packed import PackedPlan
 from lagzero.prepare.pack import pack, unpack
 from lagzero.train.logprobs import chunked_logprobs
 from lagzero.train.model import Policy, ReferenceScope
 from lagzero.train.optimizer import Optimizer
+from lagzero.train.rows import Auxiliary, on_device, predictor_hidden
 from lagzero.types import Array, Batch, MicroBatch, Sample, StepStats
 
 
@@ -52,6 +52,7 @@ class LocalTrainer:
         entropy_gradient: whether the loss needs entropies that carry a gradient.
         master_weights: keep float32 weights when the model is of a smaller type.
         reference: the frozen policy of the KL term, if there is one.
+        auxiliary: a term to add to the loss, such as that of a critic on the policy's trunk.
         version: policy version of the weights as they are.
     """
 
@@ -66,6 +67,7 @@ class LocalTrainer:
         entropy_gradient: bool = False,
         master_weights: bool = True,
         reference: ReferenceScope | None = None,
+        auxiliary: Auxiliary | None = None,
         version: int = 0,
     ):
         self.policy = policy
@@ -78,6 +80,7 @@ class LocalTrainer:
         self._temperature = temperature or 1.0
         self._entropy_gradient = entropy_gradient
         self._reference = reference
+        self._auxiliary = auxiliary
 
     def step(self, batch: Batch) -> StepStats:
         """Take one step of ``train.passes`` updates on the batch, which make one version together.
@@ -137,6 +140,8 @@ class LocalTrainer:
             backward_s += time.perf_counter() - forwarded
         updating = time.perf_counter()
         norm = self.optimizer.step()
+        if self._auxiliary is not None:
+            self._auxiliary.update()
         updated_s = time.perf_counter() - updating
         return _Pass(loss, parts, scored, norm, forward_s, backward_s, updated_s)
 
@@ -144,7 +149,8 @@ class LocalTrainer:
         self, row: MicroBatch, num_sequences: int, proximal: torch.Tensor | None
     ) -> tuple[torch.Tensor, Metrics, torch.Tensor]:
         """Return the row's share of the step's loss, metrics, and log-probs without gradient."""
-        logprobs, entropies = self._score(self.policy, row)
+        hidden = predictor_hidden(self.policy, row)
+        logprobs, entropies = self._score(self.policy, row, hidden)
         inputs = loss_inputs(
             row,
             num_sequences,
@@ -154,32 +160,33 @@ class LocalTrainer:
             proximal_logprobs=proximal,
         )
         per_token, metrics = self._loss(logprobs, entropies, inputs)
+        if self._auxiliary is not None:
+            extra, more = self._auxiliary.term(row, hidden)
+            per_token, metrics = per_token + extra, {**metrics, **more}
         weights = torch.as_tensor(row.weights, device=logprobs.device)
         return reduce(per_token, weights), metrics, logprobs.detach()
 
-    def _score(self, policy: Policy, row: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _score(
+        self, policy: Policy, row: MicroBatch, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probs and entropies [N] of the row's trained tokens."""
-        device = policy.device
-
-        def place(array: Array) -> torch.Tensor:
-            return torch.as_tensor(array.astype(np.int64), device=device)
-
-        plan = PackedPlan(row.position_ids, row.segment_ids, row.parents, device)
-        hidden = policy.hidden(place(row.token_ids), place(row.position_ids), plan)
-        # The head is the largest matrix: only the rows that predict a trained token go through it.
         return chunked_logprobs(
-            hidden.index_select(0, place(row.predictors)),
+            hidden,
             policy.logits,
-            place(row.targets),
+            on_device(row.targets, policy.device),
             self._temperature,
             self._train.logprob_chunk_tokens,
             self._entropy_gradient,
         )
 
+    def _logprobs(self, policy: Policy, row: MicroBatch) -> Array:
+        scored = self._score(policy, row, predictor_hidden(policy, row))
+        return scored[0].float().cpu().numpy()
+
     @torch.no_grad()
     def logprobs(self, row: MicroBatch) -> Array:
         """Return the log-probs [N] float32 of a row's trained tokens under the policy as it is."""
-        return self._score(self.policy, row)[0].float().cpu().numpy()
+        return self._logprobs(self.policy, row)
 
     @torch.no_grad()
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[Array]:
@@ -196,7 +203,7 @@ class LocalTrainer:
             np.zeros(len(samples)),
         )
         with self._reference() as policy:
-            values = [self._score(policy, row)[0].float().cpu().numpy() for row in rows]
+            values = [self._logprobs(policy, row) for row in rows]
         return unpack(values, rows, samples)
 
     def state_dict(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
