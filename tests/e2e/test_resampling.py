@@ -14,7 +14,7 @@ from lagzero.observe.metrics import read_metrics
 REWARDS = '''
 def alternating(prompts, completions, **columns):
     """Members differ for even numbers ("Say 12."), and are all equal for odd ones."""
-    number = int(prompts[0][-1]["content"].removeprefix("Say ").removesuffix("."))
+    number = int(prompts[0].removeprefix("Say ").removesuffix("."))
     return [float(number % 2 == 0 and member % 2) for member in range(len(completions))]
 
 
@@ -76,7 +76,7 @@ def test_a_resumed_run_resamples_the_same_groups(
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_run_whose_groups_are_all_uniform_stops_with_a_checkpoint(
-    place: Any, resampling: Any, value: float, capsys: Any
+    place: Any, resampling: Any, records: Any, value: float, capsys: Any
 ):
     """RF4: two steps, each of 4 groups that were kept and 8 that were played in vain."""
     name = f"uniform-{value:g}"
@@ -88,7 +88,7 @@ def test_a_run_whose_groups_are_all_uniform_stops_with_a_checkpoint(
     )
     assert place.inside("train", recipe) == 1
     assert "2 steps in a row had nothing to learn from" in " ".join(capsys.readouterr().err.split())
-    steps = read_metrics(place.folder / name / "metrics.jsonl")
+    steps = [r for r in records(place.folder / name) if "rollouts/count" in r]
     assert [step["staleness/given_up/zero_spread/count"] for step in steps] == [8, 8]
     assert [step["rollouts/zero_spread/count"] for step in steps] == [16, 16]
     (folder,) = (place.folder / name / "checkpoints").iterdir()

@@ -57,9 +57,9 @@ def test_schedules_reach_every_fault_and_every_ending():
     assert min(replayed[each] for each in ("recycle", "interrupt")) > 10
 
 
-@pytest.mark.parametrize("number", [849, 3489, 18558, 99412])
+@pytest.mark.parametrize("number", [865, 1297, 2399, 2428])
 def test_schedules_that_once_found_something_stay_clean(number: int):
-    """A consumer and a producer that both sleep; plays given up while they wait for their turn."""
+    """A consumer and a producer that both sleep, although what was given up has made room."""
     assert run_schedule(number).violations == ()
 
 
