@@ -28,6 +28,7 @@ from lagzero.schedule.staleness import Contract
 from lagzero.score import reward
 from lagzero.score.reward import RewardScorer
 from lagzero.train.critic import ActorCritic, Critic, load_head
+from lagzero.train.exactness import make_exact
 from lagzero.train.lora import add_lora, lora_reference
 from lagzero.train.model import (
     Policy,
@@ -83,6 +84,11 @@ def machine_notes(config: Config) -> tuple[str, ...]:
     device = pick_device(config.model.device)
     if "bfloat16" not in (config.model.dtype, config.engine.dtype) or has_fast_bfloat16(device):
         return ()
+    if config.model.numerics == "exact":
+        return (
+            f"note: this {device.type} has no bfloat16 matrix products, so exact numerics make "
+            "them in float32 and round",
+        )
     return (
         f"note: this {device.type} has no bfloat16 matrix products, so they are computed number by "
         "number, tens of times slower than float32; set model.dtype (engine.dtype) to float32",
@@ -90,12 +96,15 @@ def machine_notes(config: Config) -> tuple[str, ...]:
 
 
 def build_policy(config: Config) -> Policy:
-    """Load the model; with LoRA, put adapters on it."""
+    """Load the model; with LoRA, put adapters on it; with exact numerics, check this machine."""
     policy = load_policy(config.model)
     if config.model.lora is not None:
         policy = add_lora(policy, config.model.lora, config.seed)
     if config.model.activation_checkpointing:
         enable_activation_checkpointing(policy)
+    if config.model.numerics == "exact":
+        apart = config.placement.kind == "disaggregated"
+        policy = make_exact(policy, [config.placement.engine_threads] if apart else [])
     return policy
 
 

@@ -47,6 +47,7 @@ from lagzero.schedule.check import runs_on
 from lagzero.schedule.router import Repacking
 from lagzero.sync.memory import CopiedWeights, SharedWeights
 from lagzero.sync.shared_memory import Manifest, SlotWeights, WeightSlots
+from lagzero.train.exactness import make_exact
 from lagzero.train.lora import add_lora
 from lagzero.train.model import Policy, load_policy, stop_ids
 
@@ -187,6 +188,8 @@ def serve_engine(config: Config) -> Served:
     if config.model.lora is not None:
         policy = add_lora(policy, config.model.lora, config.seed)
     policy = build_serving_policy(config, policy)
+    if config.model.numerics == "exact":
+        policy = make_exact(policy)
     engine = Engine(policy, policy.tokenizer, _engine_limits(config, policy))
     return Served(engine, dict(policy.module.named_parameters()))
 

@@ -55,6 +55,9 @@ class ModelConfig(Block):
     # the policy that the KL term is measured against, a folder or hub id with the same tokenizer
     # (a teacher, in distillation); None: the policy as it started
     reference: UserPath | None = None
+    # exact: engine and trainer compute the same log-probs bit for bit, so that the ratio of an
+    # unchanged policy is 1 exactly (docs/numerics.md; on a CPU). fast: as fast as each can
+    numerics: Literal["fast", "exact"] = "fast"
     fp32_head: bool = False  # compute logits in float32, in the trainer and in the engine
 
 

@@ -45,7 +45,13 @@ def notes(config: Config, *, training: bool = True) -> list[str]:
     always = [*_lora_notes(config), *_eval_notes(config)]
     if not training:
         return always
-    return [*always, *_notes(config), *advantage_notes(config), *loss_notes(config)]
+    return [
+        *always,
+        *_exact_notes(config),
+        *_notes(config),
+        *advantage_notes(config),
+        *loss_notes(config),
+    ]
 
 
 def _model(config: Config) -> Iterator[str]:
@@ -132,6 +138,12 @@ def _sampling(config: Config) -> Iterator[str]:
 
 def _engine(config: Config) -> Iterator[str]:
     engine, longest = config.engine, _longest_sequence(config)
+    if config.model.numerics == "exact" and engine.dtype not in ("same", config.model.dtype):
+        yield (
+            f"engine.dtype: {engine.dtype} gives the engine other weights than the trainer "
+            f"(model.dtype {config.model.dtype}), so model.numerics: exact cannot hold; set "
+            "engine.dtype: same"
+        )
     if engine.kv_cache_tokens is None:
         return
     pages = engine.kv_cache_tokens // engine.page_size
@@ -173,6 +185,15 @@ def _notes(config: Config) -> Iterator[str]:
         yield (
             f"train.optimizer.warmup_steps: {optimizer.warmup_steps} never ends within "
             f"schedule.steps {steps}; the learning rate stays below lr"
+        )
+
+
+def _exact_notes(config: Config) -> Iterator[str]:
+    runs_ahead = config.schedule.max_lag > 0 and config.staleness.preset is None
+    if config.model.numerics == "exact" and runs_ahead and config.engine.kv_on_update == "keep":
+        yield (
+            "engine.kv_on_update: keep lets a response go on with keys of older weights, which no "
+            "numerics can repeat in training; with recompute its new tokens stay exact"
         )
 
 

@@ -6,6 +6,7 @@ tokens of the flat row, B decoding sequences, W pages of the longest of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from lagzero.engine.scheduler import Work
+from lagzero.numerics.exact import BLOCK, ExactNumerics
+from lagzero.numerics.exact_attention import attend_exactly
 from lagzero.numerics.memory import lazy_zeros
 
 
@@ -87,6 +90,7 @@ class _Decode:
     rows: torch.Tensor  # [B]
     table: torch.Tensor  # [B, W]
     last: torch.Tensor  # [B, 1, 1, 1] position of the newest token
+    num_filled: int  # tokens of the shortest of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +125,22 @@ def _buckets(lengths: list[int], waste: float = 0.25, smallest: int = 16) -> lis
 class PagedPlan:
     """Attention of one engine step: writes the new keys and values, then reads whole pages.
 
-    ``works`` lists decoding sequences (one id each) first.
+    ``works`` lists decoding sequences (one id each) first. With ``exact`` the pages are read as
+    whole blocks of keys and attended as in training, bit for bit; tokens of the flat row beyond
+    those of ``works`` are padding then.
     """
 
-    def __init__(self, cache: KVCache, works: Sequence[Work], device: torch.device):
+    def __init__(
+        self,
+        cache: KVCache,
+        works: Sequence[Work],
+        device: torch.device,
+        exact: ExactNumerics | None = None,
+    ):
         self._cache = cache
+        self._exact = exact
+        # Pages in which whole blocks of keys end.
+        self._whole = 1 if exact is None else BLOCK // math.gcd(BLOCK, cache.page_size)
         size = cache.page_size
         slots: list[int] = []
         starts: list[int] = []
@@ -143,7 +158,7 @@ class PagedPlan:
             _Prefill(
                 row,
                 w.count,
-                torch.tensor([w.sequence.pages[: -(-(w.start + w.count) // size)]], device=device),
+                self._table([w.sequence.pages[: -(-(w.start + w.count) // size)]], device),
                 torch.arange(w.start, w.start + w.count, device=device).view(1, 1, -1, 1),
             )
             for row, w in zip(starts, works, strict=True)
@@ -158,18 +173,23 @@ class PagedPlan:
         plans: list[_Decode] = []
         num_pages = [w.start // self._cache.page_size + 1 for _, w in decoding]
         for bucket in _buckets(num_pages):
-            width = max(num_pages[j] for j in bucket)
             pages = [decoding[j][1].sequence.pages[: num_pages[j]] for j in bucket]
             plans.append(
                 _Decode(
                     torch.tensor([decoding[j][0] for j in bucket], device=device),
-                    torch.tensor([p + [0] * (width - len(p)) for p in pages], device=device),
+                    self._table(pages, device),
                     torch.tensor([decoding[j][1].start for j in bucket], device=device).view(
                         -1, 1, 1, 1
                     ),
+                    min(decoding[j][1].start for j in bucket) + 1,
                 )
             )
         return plans
+
+    def _table(self, pages: Sequence[list[int]], device: torch.device) -> torch.Tensor:
+        """Return [B, W], filled up with page 0, whose keys are masked there."""
+        width = -(-max(map(len, pages)) // self._whole) * self._whole
+        return torch.tensor([p + [0] * (width - len(p)) for p in pages], device=device)
 
     def attend(
         self,
@@ -184,7 +204,7 @@ class PagedPlan:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         self._write(keys, key)
         self._write(values, value)
-        out = torch.empty_like(query)
+        out = torch.empty_like(query) if self._exact is None else torch.zeros_like(query)
         for number, decode in enumerate(self._decodes):
             self._decode(decode, number, query, keys, values, scale, window, out)
         for number, prefill in enumerate(self._prefills, len(self._decodes)):
@@ -199,6 +219,7 @@ class PagedPlan:
             page, offset = self._slots // size, self._slots % size
             index = ((page.unsqueeze(1) * num_heads + heads) * size + offset.unsqueeze(1)).flatten()
             self._indices[-1, num_heads] = index
+        new = new[: len(self._slots)]
         cache.view(-1, head_size).index_copy_(0, index, new.to(cache.dtype).reshape(-1, head_size))
 
     def _read(self, number: int, table: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
@@ -228,6 +249,14 @@ class PagedPlan:
         Two batched products beat torch's fused CPU kernel about threefold here: with one query
         token a sequence, that kernel's blocks are nearly empty.
         """
+        if self._exact is not None:
+            q = query.index_select(0, plan.rows).unsqueeze(1)
+            k, v = self._read(number, plan.table, keys), self._read(number, plan.table, values)
+            mask = self._mask(number, k.shape[2], plan.last, window)
+            _clear(v, plan.num_filled, plan.last)
+            attended = attend_exactly(q, k, v, mask[:, 0], scale, self._exact.attention)
+            out.index_copy_(0, plan.rows, attended[:, 0].to(out.dtype))
+            return
         k = self._read(number, plan.table, keys).flatten(0, 1)
         v = self._read(number, plan.table, values).flatten(0, 1)
         num, kv_heads = len(plan.rows), keys.shape[1]
@@ -253,8 +282,15 @@ class PagedPlan:
         rows = slice(plan.start, plan.start + plan.count)
         k = self._read(number, plan.table, keys)
         v = self._read(number, plan.table, values)
-        q = query[rows].transpose(0, 1).unsqueeze(0)
         mask = self._mask(number, k.shape[2], plan.positions, window)
+        if self._exact is not None:
+            last = plan.positions[:, :, -1:]
+            _clear(v, 0, last)
+            q = query[rows].unsqueeze(0)
+            attended = attend_exactly(q, k, v, mask[:, 0], scale, self._exact.attention)
+            out[rows] = attended[0].to(out.dtype)
+            return
+        q = query[rows].transpose(0, 1).unsqueeze(0)
         attended = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
@@ -271,3 +307,12 @@ class PagedPlan:
                 mask &= at > positions - window
             self._masks[number, window] = mask
         return mask
+
+
+def _clear(values: torch.Tensor, num_filled: int, last: torch.Tensor) -> None:
+    """Zero what lies in pages [B, K, L, D] behind ``last`` [B, 1, 1, 1]: 0 times NaN is NaN.
+
+    The first ``num_filled`` are in use by every sequence.
+    """
+    at = torch.arange(num_filled, values.shape[2], device=values.device).view(1, 1, -1, 1)
+    values[:, :, num_filled:].masked_fill_(at > last, 0)

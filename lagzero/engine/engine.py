@@ -207,7 +207,10 @@ class Engine:
         counters = np.array([s.num_new for s in drawing], np.uint64)
         with torch.inference_mode():
             ids, logprobs = sample(
-                logits, [s.request.sampling for s in drawing], uniforms(seeds, counters)
+                logits,
+                [s.request.sampling for s in drawing],
+                uniforms(seeds, counters),
+                exact=self.policy.exact is not None,
             )
         for seq, token, logprob in zip(drawing, ids, logprobs, strict=True):
             seq.ids.append(token)

@@ -10,6 +10,7 @@ import torch
 from lagzero.engine.attention import KVCache, PagedPlan, ShapeProbe
 from lagzero.engine.scheduler import Work
 from lagzero.numerics.attention import AttentionPlan
+from lagzero.numerics.exact import ExactNumerics
 
 
 class PolicyModel(Protocol):
@@ -23,6 +24,11 @@ class PolicyModel(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Type of weights, keys and values."""
+        ...
+
+    @property
+    def exact(self) -> ExactNumerics | None:
+        """How its log-probs are those of training bit for bit, or None if they are not."""
         ...
 
     @property
@@ -66,7 +72,7 @@ def run(policy: PolicyModel, cache: KVCache, works: Sequence[Work]) -> torch.Ten
         hidden = policy.hidden(
             torch.tensor(ids, device=device),
             torch.tensor(positions, device=device),
-            PagedPlan(cache, works, device),
+            PagedPlan(cache, works, device, policy.exact),
         )
         if len(samples) != len(ids):  # the head is the largest matrix: only rows that sample
             hidden = hidden[torch.tensor(samples, dtype=torch.long, device=device)]

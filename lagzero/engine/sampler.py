@@ -85,9 +85,14 @@ def truncate(logits: torch.Tensor, sampling: Sequence[Sampling]) -> torch.Tensor
 
 
 def sample(
-    logits: torch.Tensor, sampling: Sequence[Sampling], uniform: npt.NDArray[np.float64]
+    logits: torch.Tensor,
+    sampling: Sequence[Sampling],
+    uniform: npt.NDArray[np.float64],
+    exact: bool = False,
 ) -> tuple[list[int], list[float]]:
     """Draw one token a row from logits [B, V] and return (ids [B], log-probs [B] in nats).
+
+    With ``exact`` the log-probs are those of ``torch.log_softmax``, as in exact training.
 
     Raises NonFiniteLogits when a row's logits hold NaN or +inf, or nothing but -inf.
     """
@@ -100,7 +105,14 @@ def sample(
         rows = torch.tensor(cut, device=logits.device)
         logits = logits.clone()
         logits[rows] = truncate(logits[rows], [sampling[row] for row in cut])
-    log_norm = logits.logsumexp(-1)
+    greedy = torch.tensor([s.temperature == 0 for s in sampling], device=logits.device)
+    likeliest = logits.argmax(-1) if bool(greedy.any()) else None
+    if exact:
+        # Normalised already, so that what is below sees a normaliser of 0; NaN where there is none.
+        logits = logits.log_softmax(-1)
+        log_norm = torch.where(logits.amax(-1).isfinite(), 0.0, torch.nan)
+    else:
+        log_norm = logits.logsumexp(-1)
     finite = torch.isfinite(log_norm)
     if not bool(finite.all()):
         raise NonFiniteLogits(
@@ -109,14 +121,13 @@ def sample(
             "happens before the first step, load another model or set model.dtype and engine.dtype "
             "to float32; if later, lower train.optimizer.lr and resume from an earlier checkpoint"
         )
-    greedy = torch.tensor([s.temperature == 0 for s in sampling], device=logits.device)
-    if bool(greedy.all()):
-        ids = logits.argmax(-1)
+    if likeliest is not None and bool(greedy.all()):
+        ids = likeliest
     else:
         probs = (logits - log_norm.unsqueeze(1)).exp_()
         ids = inverse_cdf(probs, torch.as_tensor(uniform).to(logits.device))
-        if bool(greedy.any()):
-            ids = torch.where(greedy, logits.argmax(-1), ids)
+        if likeliest is not None:
+            ids = torch.where(greedy, likeliest, ids)
     logprobs = logits.gather(1, ids.unsqueeze(1)).squeeze(1) - log_norm
     drawn: tuple[Any, Any] = (ids.cpu().numpy(), logprobs.clamp_(max=0).cpu().numpy())
     return drawn[0].tolist(), drawn[1].tolist()

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from lagzero.numerics.exact import BLOCK, ExactNumerics, pad_rows
+from lagzero.numerics.exact_attention import attend_exactly
 from lagzero.types import Array
 
 _LARGEST_MASK = 1 << 25  # elements of one padded batch's mask
@@ -75,6 +77,8 @@ class PackedPlan:
         position_ids: [T] integers, counted from the start of each sequence.
         segment_ids: [T] integers, non-decreasing from 0.
         parents: [S] integers, the parent segment or -1. A parent has no parent.
+        exact: attend as the engine does under exact numerics, bit for bit. Tokens of a row beyond
+            ``position_ids`` are padding then.
 
     Raises ValueError for ids or parents that do not describe such a row.
     """
@@ -85,11 +89,14 @@ class PackedPlan:
         segment_ids: Array,
         parents: Array,
         device: torch.device,
+        exact: ExactNumerics | None = None,
     ):
         starts, lengths = _check(position_ids, segment_ids, parents)
+        self._exact = exact
         self._row = _Row(position_ids, segment_ids, parents, device)
         parts = _partition(lengths, parents)
-        self._buckets = [_bucket(part, starts, lengths, parents, device) for part in parts]
+        whole = 1 if exact is None else BLOCK
+        self._buckets = [_bucket(part, starts, lengths, parents, device, whole) for part in parts]
         self._queries = torch.cat([b.queries.flatten() for b in self._buckets])
         self._keys = torch.cat([b.keys.flatten() for b in self._buckets])
         self._places = _inverse(parts, self._buckets, starts, lengths, device)
@@ -105,7 +112,7 @@ class PackedPlan:
         window: int | None,
     ) -> torch.Tensor:
         """Return [T, H, D]; see ``AttentionPlan``. Differentiable."""
-        dtype = query.dtype
+        dtype, num_tokens = query.dtype, len(query)
         if query.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
             query, key, value = query.float(), key.float(), value.float()
         num_queries = [b.queries.numel() for b in self._buckets]
@@ -119,6 +126,13 @@ class PackedPlan:
             zip(self._buckets, queries, keys, values, strict=True)
         ):
             batch = len(bucket.queries)
+            if self._exact is not None:
+                q, k, v = (t.view(batch, -1, *t.shape[1:]) for t in (q, k, v))
+                seen = self._seen(number, window)
+                k, v = k.transpose(1, 2), v.transpose(1, 2)
+                attended = attend_exactly(q, k, v, seen, scale, self._exact.attention)
+                outputs.append(attended.flatten(0, 1))
+                continue
             causal = bucket.alone and window is None
             attended = F.scaled_dot_product_attention(
                 q.view(batch, -1, *q.shape[1:]).transpose(1, 2),
@@ -130,13 +144,21 @@ class PackedPlan:
                 enable_gqa=query.shape[1] != key.shape[1],
             )
             outputs.append(attended.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outputs).index_select(0, self._places).to(dtype)
+        out = torch.cat(outputs).index_select(0, self._places).to(dtype)
+        return out if self._exact is None else pad_rows(out, num_tokens)
+
+    def _seen(self, number: int, window: int | None) -> torch.Tensor:
+        name = (number, window, torch.bool)
+        if name not in self._masks:
+            bucket = self._buckets[number]
+            seen = self._row.visible(bucket.queries, bucket.keys, window) & bucket.real[:, None]
+            self._masks[name] = seen
+        return self._masks[name]
 
     def _mask(self, number: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
         name = (number, window, dtype)
         if name not in self._masks:
-            bucket = self._buckets[number]
-            seen = self._row.visible(bucket.queries, bucket.keys, window) & bucket.real[:, None]
+            seen = self._seen(number, window)
             mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
             self._masks[name] = mask.masked_fill_(~seen, float("-inf")).unsqueeze(1)
         return self._masks[name]
@@ -226,7 +248,9 @@ def _bucket(
     lengths: Array,
     parents: Array,
     device: torch.device,
+    whole: int,
 ) -> _Bucket:
+    """Gather segments; the number of keys is a multiple of ``whole``."""
     rows_q: list[Array] = []
     rows_k: list[Array] = []
     for segment in members:
@@ -236,7 +260,7 @@ def _bucket(
         rows_k.append(
             own if parent < 0 else np.concatenate([_places(starts, lengths, parent), own])
         )
-    num_q, num_k = max(map(len, rows_q)), max(map(len, rows_k))
+    num_q, num_k = max(map(len, rows_q)), -(-max(map(len, rows_k)) // whole) * whole
     queries = np.stack([np.append(r, np.full(num_q - len(r), r[0])) for r in rows_q])
     keys = np.stack([np.append(r, np.full(num_k - len(r), r[0])) for r in rows_k])
     real = np.arange(num_k) < np.array([len(r) for r in rows_k])[:, None]

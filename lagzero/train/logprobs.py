@@ -28,6 +28,7 @@ def chunked_logprobs(
     temperature: float,
     chunk: int,
     entropy_gradient: bool = False,
+    exact: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probs and entropies [N] of the distribution softmax(head(hidden) / temperature).
 
@@ -44,13 +45,15 @@ def chunked_logprobs(
         temperature: > 0. For a greedy policy, score at temperature 1.
         chunk: tokens, > 0.
         entropy_gradient: whether entropies carry a gradient; log-probs always do.
+        exact: take the log-probs from ``torch.log_softmax``, as the exact sampler does. Only their
+            last bits differ.
     """
     if temperature <= 0 or chunk <= 0:
         raise ValueError(f"temperature {temperature} and chunk {chunk} must be > 0")
     targets = targets.long()
 
     def score(rows: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return _TokenLogprobs.apply(head(rows), ids, temperature, entropy_gradient)
+        return _TokenLogprobs.apply(head(rows), ids, temperature, entropy_gradient, exact)
 
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
     starts = range(0, len(targets), chunk)
@@ -96,10 +99,12 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: torch.Tensor,
         temperature: float,
         entropy_gradient: bool,
+        exact: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         results: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for rows in _blocks(logits):
             z = _scaled(logits[rows], temperature)
+            given = _exact_logprobs(z, targets[rows]) if exact else None
             top = z.amax(-1, keepdim=True)
             z = z.sub_(top) if z.data_ptr() != logits[rows].data_ptr() else z - top
             chosen = z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
@@ -108,7 +113,8 @@ class _TokenLogprobs(torch.autograd.Function):
             # H = log sum e^z - sum e^z z / sum e^z, with z now below the top logit.
             log_total = total.log()
             entropy = log_total - (shares * z).sum(-1) / total
-            results.append((chosen - log_total, entropy, top.squeeze(-1) + log_total))
+            logprob = chosen - log_total if given is None else given
+            results.append((logprob, entropy, top.squeeze(-1) + log_total))
         logprobs, entropies, normaliser = (torch.cat(parts) for parts in zip(*results, strict=True))
         ctx.save_for_backward(logits, targets, normaliser, entropies)
         ctx.temperature, ctx.entropy_gradient = temperature, entropy_gradient
@@ -132,7 +138,11 @@ class _TokenLogprobs(torch.autograd.Function):
                 slope.mul_(grad_logprobs[rows])
             slope.neg_().scatter_add_(-1, targets[rows].unsqueeze(-1), grad_logprobs[rows])
             torch.div(slope, ctx.temperature, out=out[rows])
-        return out, None, None, None
+        return out, None, None, None, None
+
+
+def _exact_logprobs(scaled: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return scaled.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
 
 
 def _blocks(logits: torch.Tensor) -> Iterator[slice]:

@@ -23,6 +23,7 @@ from lagzero.config import ModelConfig
 from lagzero.config_files import chat_template_text
 from lagzero.errors import LagzeroError
 from lagzero.numerics.attention import ATTENTION, PLAN_KEYWORD, AttentionPlan, register
+from lagzero.numerics.exact import ExactNumerics, pad_rows, whole_rows
 from lagzero.numerics.precision import pick_dtype
 from lagzero.train.builtin import BUILTIN, builtin_folder
 from lagzero.train.check_model import check_model
@@ -34,13 +35,15 @@ class Policy:
 
     ``module`` is the transformers model, always in eval mode: dropout would make the trained
     distribution another than the sampled one. ``adapter`` is PEFT's wrapper around it, or None.
-    ``fp32_head`` says that the head multiplies in float32 whatever the model's type.
+    ``fp32_head`` says that the head multiplies in float32 whatever the model's type. ``exact`` is
+    set by ``make_exact``.
     """
 
     module: Any
     tokenizer: Any
     adapter: Any = None
     fp32_head: bool = False
+    exact: ExactNumerics | None = None
 
     @property
     def device(self) -> torch.device:
@@ -61,13 +64,17 @@ class Policy:
         self, ids: torch.Tensor, position_ids: torch.Tensor, plan: AttentionPlan
     ) -> torch.Tensor:
         """Return the last hidden states [T, D] of ids [T] at position_ids [T]."""
+        num = len(ids)
+        if self.exact is not None:
+            ids, position_ids = (pad_rows(t, whole_rows(num)) for t in (ids, position_ids))
         out = self.module.base_model(
             input_ids=ids.unsqueeze(0),
             position_ids=position_ids.unsqueeze(0),
             use_cache=False,
             **{PLAN_KEYWORD: plan},
         )
-        return out.last_hidden_state[0]
+        hidden = out.last_hidden_state[0]
+        return hidden if len(hidden) == num else hidden[:num]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [N, V], at least float32, of hidden states [N, D].
@@ -76,6 +83,9 @@ class Policy:
         does to its logits afterwards (soft capping, scaling) is done in float32. Trainer and engine
         both come here, so their heads cannot differ.
         """
+        num = len(hidden)
+        if self.exact is not None:
+            hidden = pad_rows(hidden, whole_rows(num))
         logits = self._head(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         config = self.module.config.get_text_config()
@@ -85,7 +95,7 @@ class Policy:
             logits = logits / divisor
         if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
             logits = cap * torch.tanh(logits / cap)
-        return logits
+        return logits if len(logits) == num else logits[:num]
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         head = self.module.get_output_embeddings()

@@ -63,6 +63,22 @@ def test_truncated_sampling_is_refused_in_training(name: str, value: float):
         ("rollout.temperature", [("rollout.temperature", 0.0)]),
         ("rollout.stop.0", [("rollout.stop", [""])]),
         ("advantage.normalize_std", [("advantage.estimator", "none")]),
+        ("advantage.resample_limit", [("advantage.resample_limit", 5)]),
+        (
+            "advantage.zero_spread",
+            [
+                ("advantage.zero_spread", "resample"),
+                ("advantage.estimator", "none"),
+                ("advantage.normalize_std", False),
+            ],
+        ),
+        (
+            "advantage.zero_spread",
+            [
+                ("advantage.zero_spread", "resample"),
+                ("loss.kl", {"coefficient": 0.1, "where": "reward"}),
+            ],
+        ),
         ("loss.constant", [("loss.reduction", "constant")]),
         ("loss.constant", [("loss.constant", 5.0)]),
         ("score.rewards", [("score.rewards.0.weight", 0.0)]),
@@ -165,3 +181,12 @@ def test_the_home_folder_may_be_written_as_a_tilde(tmp_path: Path, monkeypatch: 
     assert config(*homely).model.lora.start == str(tmp_path)  # what every reader is given
     for name, value in (("path", "~/no"), ("chat_template", "~/no"), ("lora", {"start": "~/no"})):
         assert len(check(config((f"model.{name}", value)))) == 1
+
+
+def test_exact_numerics_need_one_type_and_keys_of_the_present_weights():
+    exact = ("model.numerics", "exact")
+    assert found(exact, ("engine.dtype", "float32")) == ["engine.dtype"]  # auto may be bfloat16
+    assert found(exact, ("engine.dtype", "float32"), ("model.dtype", "float32")) == []
+    ahead = config(exact, ("schedule.max_lag", 1))
+    assert [note.split(":")[0] for note in notes(ahead)] == ["engine.kv_on_update"]
+    assert notes(config(exact, ("schedule.max_lag", 1), ("engine.kv_on_update", "recompute"))) == []

@@ -51,6 +51,7 @@ class Scripted:
 
     device = torch.device("cpu")
     dtype = torch.float32
+    exact = None
 
     def __init__(self, table: torch.Tensor, context_limit: int = 1 << 20):
         self.table = table

@@ -1,0 +1,125 @@
+"""Makes a policy exact: its engine's log-probs are its trainer's, bit for bit; and checks it.
+
+Exact means that a token's log-prob is a function of the weights, its sequence and the temperature
+alone: not of the batch it was sampled in, of how its prompt was cut, of preemption or of the row
+that it is trained in. Then ratios of an unchanged policy are 1 and the mismatch is 0, exactly.
+"""
+
+# transformers' own annotations are incomplete.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from lagzero.engine.runner import probe_kv_shapes
+from lagzero.errors import LagzeroError
+from lagzero.numerics.exact import (
+    ExactNumerics,
+    Shape,
+    experts_forward,
+    install,
+    linear_forward,
+    router_forward,
+    shape_of,
+    transposed_forward,
+)
+from lagzero.numerics.self_check import check_attention, check_products
+from lagzero.train.model import Policy
+from lagzero.train.traffic import Traffic, compare, play
+
+_EXPERTS_LAYOUT = {
+    "is_concatenated": True,
+    "is_transposed": False,
+    "has_bias": False,
+    "has_gate": True,
+    "has_post_expert_norm": False,
+}
+
+
+def make_exact(policy: Policy, thread_counts: Sequence[int] = ()) -> Policy:
+    """Return the policy with exact numerics, after the self-check of this machine.
+
+    Every product of the policy's module, adapters included, is made as the check found; the module
+    is changed in place and keeps its parameters. ``thread_counts`` are those of other processes
+    that must get the same results.
+
+    Last, a few tokens are sampled and scored, which finds what no check of a part would.
+
+    Raises LagzeroError for a device other than the CPU, for modules that multiply in a way that is
+    not known here, where the check finds no exact way, and when one of those tokens differs.
+    """
+    if policy.exact is not None:
+        raise ValueError("the policy is exact already")
+    if policy.device.type != "cpu":
+        raise LagzeroError(
+            f"model.numerics: exact is found on model.device {policy.device}; it holds on a CPU "
+            "only. Set model.device: cpu, or model.numerics: fast"
+        )
+    threads = list(dict.fromkeys([torch.get_num_threads(), *thread_counts]))
+    modules = list(_multiplying(policy))
+    shapes = {shape for _, _, weights in modules for shape in weights}
+    products = check_products(sorted(shapes, key=str), threads)
+    heads = {shape.head_size for shape in probe_kv_shapes(policy).shapes.values()}
+    rows = check_attention(sorted(heads), threads)
+    for module, forward, _ in modules:
+        install(module, forward, products)
+    widened = any(product.widen for product in products.values())
+    exact = replace(policy, exact=ExactNumerics(rows, len(shapes), widened))
+    _try_out(exact)
+    return exact
+
+
+def _try_out(policy: Policy) -> None:
+    longest = min(20, policy.context_limit // 2)
+    traffic = Traffic(
+        num_tokens=24,
+        longest_prompt=longest,
+        longest_response=min(6, longest),
+        num_open=4,
+        weight_change=0.0,
+        take_back=0.0,
+    )
+    found = compare(policy, play(policy, traffic), traffic)
+    if found.num_different:
+        raise LagzeroError(
+            f"model.numerics: exact does not hold for {type(policy.module).__name__} on this "
+            f"machine with {torch.get_num_threads()} threads: {found.num_different} of "
+            f"{found.num_tokens} sampled tokens have another log-prob in training (up to "
+            f"{found.gap_max:.2g} nats), although every product was found exact. Another number of "
+            "threads (model.threads) may hold; else set model.numerics: fast"
+        )
+
+
+def _multiplying(policy: Policy) -> Iterator[tuple[torch.nn.Module, Any, list[Shape]]]:
+    """Yield every module with a product of its own, its exact forward, and the products' shapes."""
+    head = policy.module.get_output_embeddings()
+    for name, module in policy.module.named_modules():
+        own = [p for p in module.parameters(recurse=False) if p.ndim >= 2]
+        if not own or isinstance(module, torch.nn.Embedding):
+            continue
+        weight: Any = getattr(module, "weight", None)
+        if type(module).forward is torch.nn.Linear.forward:
+            dtypes = {weight.dtype}
+            if policy.fp32_head and module is head:
+                dtypes.add(torch.float32)
+            yield module, linear_forward, [shape_of(weight, dtype) for dtype in dtypes]
+        elif isinstance(module, Conv1D):
+            yield module, transposed_forward, [shape_of(weight.t(), weight.dtype)]
+        elif all(getattr(module, k, None) is v for k, v in _EXPERTS_LAYOUT.items()):
+            yield module, experts_forward, [shape_of(p[0], p.dtype) for p in own]
+        elif len(own) == 1 and own[0] is weight and weight.ndim == 2:
+            # Some routers multiply in float32 for precision.
+            dtypes = {weight.dtype, torch.float32}
+            yield module, router_forward, [shape_of(weight, dtype) for dtype in dtypes]
+        else:
+            raise LagzeroError(
+                f"model.numerics: exact does not know how {name} ({type(module).__name__}) "
+                "multiplies; it knows linear layers, routers and gated experts of transformers. "
+                "Use another model, or model.numerics: fast"
+            )
