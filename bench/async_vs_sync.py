@@ -5,9 +5,11 @@ have a core each. First the speeds are measured (decode steps at several batch s
 steps at two sizes, a weight transfer), then every max_lag is run in turn, `--repeats` times, and
 the simulator is given the lengths and the speeds, and nothing else.
 
-Cores of one machine share caches, clocks and often arithmetic units, so a stage is slower while
-the other runs. By default a process of the lowest priority keeps each core busy, so that both
-stages have one speed throughout, as devices of their own would; --no-burners leaves that out.
+Cores of one machine share memory, caches and often arithmetic units, so a stage is slower while
+the other runs. By default a process of the lowest priority does on each core, whenever it is idle,
+what the core's stage does (matrix products of the model's shapes, on so many rows, with weights
+that no cache holds), so that both stages have one speed throughout, as devices of their own would;
+--no-burners leaves that out.
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ from typing import Any
 
 BURN = """
 import os, sys, numpy
-os.sched_setaffinity(0, {int(sys.argv[1])}); os.nice(19)
-a = numpy.ones((384, 384), numpy.float32)
-while os.getppid() == int(sys.argv[2]): a @ a
+core, rows, parent = map(int, sys.argv[1:])
+os.sched_setaffinity(0, {core}); os.nice(19)
+weights = [numpy.ones((576, 1536), numpy.float32) for _ in range(64)]  # 226 MB
+hidden = numpy.ones((rows, 576), numpy.float32)
+while os.getppid() == parent:
+    for each in weights: hidden @ each
 """
+TRAINED_ROWS = 256  # that a product of the trainer has, about; the engine has a batch's rollouts
 PROMPT_TOKENS = 4  # so few that prefill, which is not modelled, takes no time
 
 
@@ -46,7 +52,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--burners", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
-    burners = [_burner(core) for core in sorted(os.sched_getaffinity(0))] if options.burners else []
+    burners = _burners(options.groups * options.samples) if options.burners else []
     workload = Workload(options)
     try:
         asyncio.run(workload.measure())
@@ -56,9 +62,15 @@ def main() -> None:
     workload.report()
 
 
-def _burner(core: int) -> subprocess.Popen[bytes]:
+def _burners(engine_rows: int) -> list[subprocess.Popen[bytes]]:
+    """Keep each core busy: the last one is the engine's."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", BURN, str(core), str(os.getpid())], env=env)
+    *others, engine = sorted(os.sched_getaffinity(0))
+    rows = {**dict.fromkeys(others, TRAINED_ROWS), engine: engine_rows}
+    return [
+        subprocess.Popen([sys.executable, "-c", BURN, str(core), str(n), str(os.getpid())], env=env)
+        for core, n in rows.items()
+    ]
 
 
 class Workload:
@@ -181,9 +193,9 @@ class Workload:
         )
 
     async def _decode_step_s(self, num_sequences: int, num_tokens: int) -> float:
-        """Return the seconds of one decode step, median of three."""
+        """Return the seconds of one decode step, median of five."""
         done: list[float] = []
-        for number in range(3):
+        for number in range(5):
             begun = time.perf_counter()
             await self.sample([num_tokens] * num_sequences, -1 - number)
             done.append((time.perf_counter() - begun) / num_tokens)

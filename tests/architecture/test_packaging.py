@@ -45,5 +45,5 @@ def test_each_direct_requirement_is_pinned_and_ranged_in_the_project():
 def test_ci_lints_and_tests_and_stops_at_the_first_failure():
     script = (ROOT / ".ci" / "run").read_text().splitlines()
     assert "set -euo pipefail" in script
-    assert script[-2:] == ["make lint", "make test"]
+    assert script[-3:] == ["make lint", "make test", "make test-long"]
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
