@@ -186,7 +186,7 @@ class Run:
             return
         checkpoint = load_checkpoint(newest, parts=("cursor", "evaluated"))
         self.training.trainer.load_state_dict(checkpoint.tensors, checkpoint.values)
-        cursor = checkpoint.parts["cursor"]
+        cursor: dict[str, Any] = checkpoint.parts["cursor"]
         self.progress = Progress(**{**cursor, "ahead": tuple(cursor["ahead"])})
         self._saved = self.progress
         self._evaluated_step = checkpoint.parts["evaluated"]
