@@ -186,8 +186,9 @@ class Run:
             return
         checkpoint = load_checkpoint(newest, parts=("cursor", "evaluated"))
         self.training.trainer.load_state_dict(checkpoint.tensors, checkpoint.values)
-        cursor: dict[str, Any] = checkpoint.parts["cursor"]
-        self.progress = Progress(**{**cursor, "ahead": tuple(cursor["ahead"])})
+        cursor: dict[str, Any] = {**checkpoint.parts["cursor"]}
+        cursor["ahead"] = tuple(cursor["ahead"])  # JSON knows lists only
+        self.progress = Progress(**cursor)
         self._saved = self.progress
         self._evaluated_step = checkpoint.parts["evaluated"]
         before = checkpoint.parts.get("before")
