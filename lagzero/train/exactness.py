@@ -76,12 +76,12 @@ def make_exact(policy: Policy, thread_counts: Sequence[int] = ()) -> Policy:
 
 
 def _try_out(policy: Policy) -> None:
-    longest = min(20, policy.context_limit // 2)
+    longest = min(12, policy.context_limit // 2)
     traffic = Traffic(
-        num_tokens=24,
+        num_tokens=12,
         longest_prompt=longest,
-        longest_response=min(6, longest),
-        num_open=4,
+        longest_response=min(4, longest),
+        num_open=3,
         weight_change=0.0,
         take_back=0.0,
     )
