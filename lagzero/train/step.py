@@ -88,8 +88,8 @@ class LocalTrainer:
         The log-probs of the first pass, before any update, are the proximal ones of the others. An
         empty batch changes nothing, the version included.
 
-        Raises LagzeroError for a gradient that is not finite; its update changes nothing, and the
-        step's earlier ones, if any, stand.
+        Raises LagzeroError for a gradient that is not finite; its update changes nothing. Should
+        earlier ones of the step stand, the version says that the weights are no longer what it was.
         """
         if batch.num_trained_tokens == 0:
             return StepStats(self.version, {})
@@ -97,11 +97,12 @@ class LocalTrainer:
         passes: list[_Pass] = []
         proximal: Sequence[torch.Tensor | None] = [None] * len(batch.micro_batches)
         rate = self.optimizer.lr
-        for _ in range(self._train.passes):
-            done = self._pass(batch, proximal)
-            passes.append(done)
-            proximal = passes[0].logprobs
-        self.version += 1
+        try:
+            for _ in range(self._train.passes):
+                passes.append(self._pass(batch, proximal))
+                proximal = passes[0].logprobs
+        finally:
+            self.version += bool(passes)  # after a later pass that failed, too
         elapsed = time.perf_counter() - started
         num_tokens = sum(len(row.token_ids) for row in batch.micro_batches) * len(passes)
         return StepStats(

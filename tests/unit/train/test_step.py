@@ -317,3 +317,26 @@ def test_truncation_gives_back_the_gradient_that_a_shifted_sampler_spoilt(
     metrics = moved(make_policy, batch(shifted), cut)[1]
     assert 0 < metrics["correction/truncated_share"] < 1
     assert metrics["correction/weight_max"] == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(("fails_in", "version"), [(1, 4), (2, 5)])
+def test_a_failed_pass_leaves_the_version_of_the_weights_as_they_are(
+    make_policy: Callable[..., Policy],
+    make_samples: Callable[..., list[Sample]],
+    fails_in: int,
+    version: int,
+):
+    """A run saves after a failure only where the version says that no step is half done."""
+    given = batch(make_samples(), 1000)
+    calls: list[int] = []
+
+    def loss(logprobs: torch.Tensor, *_: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        calls.append(1)
+        return logprobs * (float("nan") if len(calls) == fails_in else 1.0), {}
+
+    trainer = LocalTrainer(make_policy(), loss, TrainConfig(passes=3), version=4)
+    before = {n: t.clone() for n, t in trainer.policy.weights().items()}
+    with pytest.raises(LagzeroError, match="norm is nan"):
+        trainer.step(given)
+    same = all(torch.equal(t, before[n]) for n, t in trainer.policy.weights().items())
+    assert (trainer.version, same) == (version, fails_in == 1)
