@@ -22,10 +22,12 @@ from lagzero.engine.engine import Engine, EngineLimits
 from lagzero.engine.request import Request, Sampling
 from lagzero.errors import LagzeroError
 from lagzero.numerics import exact
+from lagzero.prepare.pack import pack
 from lagzero.train import exactness
 from lagzero.train.exactness import make_exact
 from lagzero.train.lora import add_lora
-from lagzero.train.model import Policy
+from lagzero.train.model import Policy, enable_activation_checkpointing
+from lagzero.train.rows import predictor_hidden
 from lagzero.train.traffic import Traffic, _NoText, compare, play
 from lagzero.train.verify import main, tiny_policy
 
@@ -202,3 +204,19 @@ def test_the_command_says_how_many_tokens_differ(capsys):
     options = ["--tokens", "20", "--family", "llama", "--dtype", "float32"]
     assert main(options) == 0
     assert " 0 of " in capsys.readouterr().out
+
+
+def test_activation_checkpointing_changes_neither_log_probs_nor_gradients():
+    gradients = []
+    for checkpointing in (False, True):
+        policy = make_exact(tiny_policy("llama", torch.float32))
+        if checkpointing:
+            enable_activation_checkpointing(policy)
+        played = play(policy, LIVELY, 7)
+        assert compare(policy, played, LIVELY, 7).num_different == 0
+        samples = [sample for sample in played.samples if len(sample.tokens)]
+        (row, *_) = pack(samples, 500, True, np.ones(len(samples)))
+        predictor_hidden(policy, row).square().sum().backward()
+        gradients.append([p.grad for p in policy.trainable().values() if p.grad is not None])
+    assert len(gradients[0]) > 10
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
