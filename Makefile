@@ -10,7 +10,7 @@
 
 PYTHON ?= python3
 PIP_FLAGS ?=
-TEST_FLAGS ?= -n 2
+TEST_FLAGS ?= -n 2 --durations=25
 RECIPE ?= recipes/demo.yaml
 
 VENV := .venv
