@@ -5,7 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from distort import UNDISTORTED, Distortion
+
+@dataclass(frozen=True)
+class Distortion:
+    """How the sampler differs from the trainer.
+
+    weight_bits: matrices are rounded to so many bits, a scale for each row, as a quantised sampler
+    does. logit_bits: logits keep so many significant bits (8: bfloat16). heat: logits are divided
+    by it, as by a temperature that the trainer does not know of.
+    """
+
+    weight_bits: int | None = None
+    logit_bits: int | None = None
+    heat: float = 1.0
+
+
+UNDISTORTED = Distortion()
+
 
 # Beside the objective of base.yaml, which takes the trainer's own log-probs for the old ones.
 CORRECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -75,7 +91,7 @@ def _all() -> Iterator[Condition]:
     yield Condition("exact", "sampler = trainer")
     yield Condition(
         "slow-exact",
-        "sampler = trainer, this rate",
+        "sampler = trainer",
         keys=("--train.optimizer.lr=1e-3",),
         panel="slow",
     )

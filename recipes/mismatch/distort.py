@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 import torch
+from conditions import UNDISTORTED, Distortion
 
 from lagzero.build_serving import Serving, build_serving
 from lagzero.config import Config
@@ -16,23 +17,6 @@ from lagzero.protocols import WeightLink
 from lagzero.runtime.local_runtime import ComputeThread
 from lagzero.sync.memory import copy_weights
 from lagzero.train.model import Policy
-
-
-@dataclass(frozen=True)
-class Distortion:
-    """How the sampler differs from the trainer.
-
-    weight_bits: matrices are rounded to so many bits, a scale for each row, as a quantised sampler
-    does. logit_bits: logits keep so many significant bits (8: bfloat16). heat: logits are divided
-    by it, as by a temperature that the trainer does not know of.
-    """
-
-    weight_bits: int | None = None
-    logit_bits: int | None = None
-    heat: float = 1.0
-
-
-UNDISTORTED = Distortion()
 
 
 def round_rows(matrix: torch.Tensor, bits: int) -> torch.Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from distort import Distortion, distorted_serving
+from conditions import Distortion
+from distort import distorted_serving
 from rich.console import Console
 
 from lagzero import build

@@ -58,7 +58,7 @@ def draw(curves: Path, figure: Path) -> None:
     panels = [p for p in PANELS if any(c.panel == p and c.name in known for c in CONDITIONS)]
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     fig, axes = plt.subplots(
-        2, len(panels), figsize=(4.1 * len(panels) + 0.6, 5.6), sharex=True, sharey="row"
+        2, len(panels), figsize=(3.4 * len(panels) + 0.6, 5.4), sharex=True, sharey="row"
     )
     axes = np.reshape(axes, (2, -1))
     for (top, bottom), panel in zip(axes.T, panels, strict=True):
@@ -69,33 +69,41 @@ def draw(curves: Path, figure: Path) -> None:
         top.set_title(PANELS[panel], fontsize=10)
         bottom.set_yscale("log")
         bottom.set_xlabel("optimiser step")
-        top.legend(fontsize=7.5, frameon=False, loc="best")
         for axis in (top, bottom):
             axis.grid(alpha=0.25, linewidth=0.6)
     axes[0, 0].set_ylabel("reward of the trainer's policy\n(held-out prompts)")
     axes[1, 0].set_ylabel("KL(sampler || trainer)\nnats a token")
-    fig.tight_layout()
+    named = {
+        label: line
+        for axis in axes[0]
+        for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    fig.tight_layout(rect=(0, 0.06, 1, 1))
+    fig.legend(named.values(), named.keys(), loc="lower center", ncols=len(named), frameon=False)
     figure.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(figure, dpi=130, metadata={"Software": None})
     plt.close(fig)
 
 
 def _lines(top: Any, bottom: Any, condition: Condition, table: Table) -> None:
-    """Draw each seed thin and their mean thick."""
+    """Draw each seed thin, a cross where it stopped early, and their mean while all go on."""
     colour = COLOURS[condition.colour]
     runs = [columns for (name, _), columns in sorted(table.items()) if name == condition.name]
-    rewards = [(r["step"], r["policy_reward"]) for r in runs]
-    kls = [(r["step"], np.maximum(r["kl"], KL_FLOOR)) for r in runs]
-    for axis, curves in ((top, rewards), (bottom, kls)):
-        seen = [(x[~np.isnan(y)], y[~np.isnan(y)]) for x, y in curves]
-        for x, y in seen:
-            axis.plot(x, y, color=colour, alpha=0.3, linewidth=0.7)
-        longest = max((x for x, _ in seen), key=len)
-        reached = [[y[i] for _, y in seen if len(y) > i] for i in range(len(longest))]
-        average = np.array([np.mean(values) for values in reached])
-        if axis is bottom:
-            average = np.array([np.exp(np.mean(np.log(values))) for values in reached])
-        axis.plot(longest, average, color=colour, linewidth=1.8, label=condition.label)
+    last = max(columns["step"][-1] for columns in table.values())
+    for axis, column in ((top, "policy_reward"), (bottom, "kl")):
+        is_kl = column == "kl"
+        seen = [np.maximum(r[column], KL_FLOOR) if is_kl else r[column] for r in runs]
+        kept = [~np.isnan(y) for y in seen]
+        curves = [(r["step"][k], y[k]) for r, y, k in zip(runs, seen, kept, strict=True)]
+        for x, y in curves:
+            axis.plot(x, y, color=colour, alpha=0.35, linewidth=0.8)
+        for run, (x, y) in zip(runs, curves, strict=True):
+            if run["step"][-1] < last:
+                axis.plot(x[-1], y[-1], "x", color=colour, markersize=6, markeredgewidth=1.6)
+        common = min((x for x, _ in curves), key=len)
+        together = np.array([y[: len(common)] for _, y in curves])
+        mean = np.exp(np.log(together).mean(axis=0)) if is_kl else together.mean(axis=0)
+        axis.plot(common, mean, color=colour, linewidth=1.9, label=condition.label)
 
 
 if __name__ == "__main__":

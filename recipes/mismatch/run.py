@@ -166,7 +166,7 @@ def summary(curves: dict[tuple[str, int], Curve]) -> dict[str, Any]:
             "kl_last": mean(kls[-10:]),
         }
         for key, value in values.items():
-            out.setdefault(name, {}).setdefault(key, []).append(round(value, 6))
+            out.setdefault(name, {}).setdefault(key, []).append(float(f"{value:.4g}"))
     return out
 
 

@@ -31,11 +31,15 @@ def runs_table(summary: dict[str, Any]) -> str:
 
 
 def _row(condition: Condition, found: dict[str, list[float]], ended: int) -> str:
-    panel = condition.panel in PANELS
     ends = found["reward_last"]
+    sampler, trainer = PANELS.get(condition.panel), condition.label
+    if sampler is None:  # nothing was tried against it
+        sampler, trainer = condition.label, "uncorrected"
+    elif condition.colour == "exact":
+        sampler, trainer = f"{condition.label}, {sampler.partition(', ')[2]}", "uncorrected"
     cells = [
-        PANELS[condition.panel] if panel else condition.label,
-        condition.label if panel else "uncorrected",
+        sampler,
+        trainer,
         f"**{_mean(ends):.2f}** ({', '.join(f'{value:.2f}' for value in ends)})",
         f"{min(found['reward_least']):.2f}",
         f"{ended} of {len(ends)}" if ended else "",
