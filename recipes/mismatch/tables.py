@@ -72,10 +72,10 @@ def _mean(values: list[float]) -> float:
 
 
 def main(folder: Path) -> None:
-    """Print both tables."""
-    print(runs_table(json.loads((folder / "summary.json").read_text())))
-    print()
-    print(numerics_table(json.loads((folder / "numerics.json").read_text())))
+    """Print the tables of what the folder has."""
+    for name, table in (("summary.json", runs_table), ("numerics.json", numerics_table)):
+        if (folder / name).is_file():
+            print(table(json.loads((folder / name).read_text())), end="\n\n")
 
 
 if __name__ == "__main__":
