@@ -47,7 +47,7 @@ def read_curves(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def draw(curves: Path, figure: Path) -> None:
-    """Draw reward above mismatch, a column for each distortion."""
+    """Draw reward above mismatch, a column for each distortion that was tried; none, no figure."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -56,6 +56,8 @@ def draw(curves: Path, figure: Path) -> None:
     table = read_curves(curves)
     known = {name for name, _ in table}
     panels = [p for p in PANELS if any(c.panel == p and c.name in known for c in CONDITIONS)]
+    if not panels:
+        return
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     fig, axes = plt.subplots(
         2, len(panels), figsize=(3.4 * len(panels) + 0.6, 5.4), sharex=True, sharey="row"
