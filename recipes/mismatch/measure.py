@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ PROMPTS = (
     "List as many uses of a paper clip as you can, with reasons.",
 )
 # dtype of the model, float32 head, tokens of a sequence, sequences a prompt
-SETTINGS = (
+SETTINGS: tuple[tuple[Literal["float32", "bfloat16"], bool, int, int], ...] = (
     ("float32", False, 256, 2),
     ("bfloat16", False, 128, 1),
     ("bfloat16", True, 128, 1),
