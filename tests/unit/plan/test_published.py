@@ -70,6 +70,7 @@ def test_a_cycle_is_the_time_from_transfer_to_transfer():
     assert cycle_s(result, 1) == 6.0
 
 
+@pytest.mark.long
 def test_the_comparison_prints_each_row_with_its_error():
     said: list[str] = []
     verl(said.append, cycles=2, warm=1, overhead_s=4e-3)
