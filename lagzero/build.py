@@ -103,7 +103,7 @@ def build_policy(config: Config) -> Policy:
     if config.model.activation_checkpointing:
         enable_activation_checkpointing(policy)
     if config.model.numerics == "exact":
-        apart = config.placement.kind == "disaggregated"
+        apart = config.placement.kind != "colocated"
         policy = make_exact(policy, [config.placement.engine_threads] if apart else [])
     return policy
 
@@ -234,6 +234,8 @@ def _critic(config: Config, policy: Policy) -> Critic | None:
 
 def _critic_trunk(config: Config, path: str | None, policy: Policy) -> Policy:
     """Load the critic's own model, with adapters of its own where the policy has some."""
+    fast = config.model.model_copy(update={"numerics": "fast"})  # nothing samples from it
+    config = config.model_copy(update={"model": fast})
     if path is None:
         return build_policy(config)
     lora = config.model.lora

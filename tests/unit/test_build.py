@@ -205,3 +205,30 @@ def test_the_policys_schedule_begins_after_the_critics_warm_up(folder: Path):
     assert isinstance(training.trainer, ActorCritic)
     assert training.trainer.critic._optimizer.total_steps == 10
     assert training.trainer._trainer.optimizer.total_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("kind", "threads"), [("colocated", []), ("disaggregated", [3]), ("swap", [3])]
+)
+def test_exact_numerics_are_checked_under_the_threads_of_engine_processes(
+    folder: Path, kind: str, threads: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """And for what is sampled alone: a critic of its own is not checked again."""
+    checked: list[list[int]] = []
+
+    def note(policy: Any, engine_threads: list[int]) -> Any:
+        checked.append(engine_threads)
+        return policy
+
+    monkeypatch.setattr(build, "make_exact", note)
+    chosen = config(
+        model={"path": str(folder), "dtype": "float32", "device": "cpu", "numerics": "exact"},
+        placement={"kind": kind, "engine_threads": 3},
+        critic={},
+        advantage={"estimator": "gae", "normalize_std": False},
+    )
+    policy = build.build_policy(chosen)
+    compute = ComputeThread()
+    build.build_training(chosen, policy, compute)
+    compute.close()
+    assert checked == [threads]
