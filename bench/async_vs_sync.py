@@ -7,34 +7,24 @@ the simulator is given the lengths and the speeds, and nothing else.
 
 Cores of one machine share memory, caches and often arithmetic units, so a stage is slower while
 the other runs. By default a process of the lowest priority does on each core, whenever it is idle,
-what the core's stage does (matrix products of the model's shapes, on so many rows, with weights
-that no cache holds), so that both stages have one speed throughout, as devices of their own would;
---no-burners leaves that out.
+what the core's stage does (one decodes such responses, one trains on them), so that both stages
+have one speed throughout, as devices of their own would; --no-burners leaves that out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-BURN = """
-import os, sys, numpy
-core, rows, parent = map(int, sys.argv[1:])
-os.sched_setaffinity(0, {core}); os.nice(19)
-weights = [numpy.ones((576, 1536), numpy.float32) for _ in range(64)]  # 226 MB
-hidden = numpy.ones((rows, 576), numpy.float32)
-while os.getppid() == parent:
-    for each in weights: hidden @ each
-"""
-TRAINED_ROWS = 256  # that a product of the trainer has, about; the engine has a batch's rollouts
 PROMPT_TOKENS = 4  # so few that prefill, which is not modelled, takes no time
 
 
@@ -51,9 +41,13 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--burners", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--burn", choices=["train", "engine"], help=argparse.SUPPRESS)
     options = parser.parse_args()
-    burners = _burners(options.groups * options.samples) if options.burners else []
-    workload = Workload(options)
+    if options.burn:
+        asyncio.run(_burn(options))
+        return
+    burners = _burners() if options.burners else []
+    workload = Workload(options, "disaggregated")
     try:
         asyncio.run(workload.measure())
     finally:
@@ -62,21 +56,41 @@ def main() -> None:
     workload.report()
 
 
-def _burners(engine_rows: int) -> list[subprocess.Popen[bytes]]:
+def _burners() -> list[subprocess.Popen[bytes]]:
     """Keep each core busy: the last one is the engine's."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     *others, engine = sorted(os.sched_getaffinity(0))
-    rows = {**dict.fromkeys(others, TRAINED_ROWS), engine: engine_rows}
+    stages = {**dict.fromkeys(others, "train"), engine: "engine"}
+    command = [sys.executable, *sys.argv, "--burn"]
     return [
-        subprocess.Popen([sys.executable, "-c", BURN, str(core), str(n), str(os.getpid())], env=env)
-        for core, n in rows.items()
+        subprocess.Popen([*command, stage], preexec_fn=lambda core=core: _yield_to_all(core))
+        for core, stage in stages.items()
     ]
+
+
+def _yield_to_all(core: int) -> None:
+    """Run on one core, and only while nothing else wants to."""
+    os.sched_setaffinity(0, {core})
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+async def _burn(options: argparse.Namespace) -> None:
+    """Do what a stage does, until the process that asked for it is gone."""
+    parent = os.getppid()
+    workload = Workload(options, "colocated")
+    async with workload.serving.running():
+        await workload.serving.link.publish(0)
+        groups = [await workload.play(index) for index in range(options.groups)]
+        while os.getppid() == parent:
+            if options.burn == "train":
+                await workload.train(groups)
+            else:
+                await asyncio.gather(*map(workload.play, range(options.groups)))
 
 
 class Workload:
     """One trainer, one engine process, and the loop between them at any max_lag."""
 
-    def __init__(self, options: argparse.Namespace):
+    def __init__(self, options: argparse.Namespace, placement: str):
         from lagzero import build
         from lagzero.build_serving import build_serving
         from lagzero.config_load import parse_config
@@ -89,8 +103,11 @@ class Workload:
                 "data": {"train": [{"kind": "arithmetic", "size": 1}]},
                 "score": {"rewards": [{"use": "number_answer"}]},
                 "rollout": {"group_size": options.samples},
-                "schedule": {"groups_per_step": options.groups, "max_lag": 1},
-                "placement": {"kind": "disaggregated"},
+                "schedule": {
+                    "groups_per_step": options.groups,
+                    "max_lag": int(placement == "disaggregated"),
+                },
+                "placement": {"kind": placement},
                 "train": {"optimizer": {"lr": 1e-9}},
                 "eval": {"before": False, "after": False},
             }
@@ -102,7 +119,7 @@ class Workload:
         self.training = build.build_training(config, policy, self.compute)
         self.lengths = parse_lengths(options.lengths).draws(0)
         self.version = 0
-        self.times: dict[int, list[float]] = {lag: [] for lag in options.max_lags}
+        self.times: dict[int, list[tuple[float, float]]] = {lag: [] for lag in options.max_lags}
         self.scenario: Any = None
 
     async def measure(self) -> None:
@@ -113,7 +130,10 @@ class Workload:
             for number in range(self.options.repeats):
                 for lag, done in self.times.items():
                     done.append(await self._run(lag))
-                    print(f"{number + 1} max_lag {lag}: {done[-1]:.1f} s", flush=True)
+                    print(
+                        f"{number + 1} max_lag {lag}: %.1f s, of training %.1f s" % done[-1],
+                        flush=True,
+                    )
         self.compute.close()
 
     def report(self) -> None:
@@ -122,23 +142,32 @@ class Workload:
 
         from lagzero.plan.simulate import simulate
 
-        medians = {lag: statistics.median(done) for lag, done in self.times.items()}
-        first = next(iter(medians.values()))
-        print(f"\n{'max_lag':>8} {'measured':>10} {'speed-up':>9} {'predicted':>10} {'error':>7}")
-        for lag, measured in medians.items():
-            predicted = simulate(dataclasses.replace(self.scenario, max_lag=lag)).time_s
+        medians = {
+            lag: [statistics.median(each) for each in zip(*done, strict=True)]
+            for lag, done in self.times.items()
+        }
+        first = next(iter(medians.values()))[0]
+        print(
+            f"\n{'max_lag':>8} {'measured':>10} {'speed-up':>9} {'predicted':>10} {'error':>7}"
+            f" {'training':>10} {'predicted':>10}"
+        )
+        for lag, (measured, train_s) in medians.items():
+            result = simulate(dataclasses.replace(self.scenario, max_lag=lag))
+            predicted = result.time_s
             print(
                 f"{lag:8d} {measured:8.1f} s {first / measured:8.2f}x {predicted:8.1f} s "
-                f"{predicted / measured - 1:+7.1%}"
+                f"{predicted / measured - 1:+7.1%} {train_s:8.1f} s "
+                f"{result.trainer_use * predicted:8.1f} s"
             )
 
-    async def _run(self, max_lag: int) -> float:
-        """Run the loop for ``steps`` steps and return its seconds."""
+    async def _run(self, max_lag: int) -> tuple[float, float]:
+        """Run the loop for ``steps`` steps; return its seconds, and those of training."""
         from lagzero.loop import Loop, LoopSchedule, Progress, Stages
 
         async def after(progress: Any, stats: Any) -> None:
             self.version = stats.version
 
+        clock = TrainingClock()
         stages = Stages(
             source=Source(),
             generator=ForcedLengths(self),
@@ -147,13 +176,13 @@ class Workload:
             trainer=self.training.on_thread,
             link=self.serving.link,
             gate=self.serving.gate,
-            observer=SilentObserver(),
+            observer=clock,
         )
         last = self.version + self.options.steps
         schedule = LoopSchedule(last, self.options.groups, max_lag)
         begun = time.perf_counter()
         await Loop(stages, schedule, Progress(self.version), after).run()
-        return time.perf_counter() - begun
+        return time.perf_counter() - begun, clock.train_s
 
     async def _calibrated(self) -> Any:
         """Measure speeds and return the scenario that has them."""
@@ -206,20 +235,34 @@ class Workload:
         from lagzero.types import Group
 
         options = self.options
-        rollouts = await self.sample([length] * options.samples, -9)
-        scorer = AlternatingScorer()
-        scored = [
-            await scorer.score(Group(index, Source().at(index), tuple(rollouts)))
-            for index in range(options.groups)
-        ]
+        rollouts = tuple(await self.sample([length] * options.samples, -9))
+        groups = [Group(index, Source().at(index), rollouts) for index in range(options.groups)]
         done: list[float] = []
         for _ in range(3):
             begun = time.perf_counter()
-            batch = await self.training.preparer.prepare(scored)
-            stats = await self.training.on_thread.step(batch)
-            self.version = stats.version
+            tokens = await self.train(groups)
             done.append(time.perf_counter() - begun)
-        return batch.num_trained_tokens, statistics.median(done)
+        return tokens, statistics.median(done)
+
+    async def train(self, groups: Sequence[Any]) -> int:
+        """Take one optimiser step on groups of rollouts; return its trained tokens."""
+        scored = [await AlternatingScorer().score(group) for group in groups]
+        batch = await self.training.preparer.prepare(scored)
+        stats = await self.training.on_thread.step(batch)
+        self.version = stats.version
+        return batch.num_trained_tokens
+
+    async def play(self, index: int) -> Any:
+        """Return visit ``index``: rollouts of the lengths that its number has."""
+        from dataclasses import replace
+
+        from lagzero.types import Group
+
+        size = self.options.samples
+        lengths = [int(each) for each in self.lengths.part(index * size, size)]
+        rollouts = await self.sample(lengths, index)
+        numbered = tuple(replace(each, member=member) for member, each in enumerate(rollouts))
+        return Group(index, Source().at(index), numbered)
 
     async def sample(self, lengths: Sequence[int], index: int) -> list[Any]:
         """Sample one response of each length."""
@@ -254,15 +297,7 @@ class ForcedLengths:
         self._workload = workload
 
     async def play(self, index: int, prompt: Any) -> Any:
-        from dataclasses import replace
-
-        from lagzero.types import Group
-
-        size = self._workload.options.samples
-        lengths = [int(each) for each in self._workload.lengths.part(index * size, size)]
-        rollouts = await self._workload.sample(lengths, index)
-        numbered = tuple(replace(each, member=member) for member, each in enumerate(rollouts))
-        return Group(index, prompt, numbered)
+        return await self._workload.play(index)
 
 
 class AlternatingScorer:
@@ -275,13 +310,21 @@ class AlternatingScorer:
         return ScoredGroup(group, tuple(scores))
 
 
-class SilentObserver:
-    """Notes nothing."""
+class TrainingClock:
+    """Notes the seconds in which the trainer works."""
 
-    def stage(self, stage: str) -> Any:
-        from contextlib import nullcontext
+    def __init__(self) -> None:
+        self.train_s = 0.0
 
-        return nullcontext()
+    @contextlib.asynccontextmanager
+    async def stage(self, stage: str) -> AsyncIterator[None]:
+        """Time a stage."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            if stage in ("prepare", "train"):
+                self.train_s += time.perf_counter() - begun
 
     def step(self, step: int, metrics: Any) -> None:
         """Note nothing."""

@@ -8,6 +8,7 @@ them is a closed form (``pace``). The cost is a few microseconds a rollout, what
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import heapq
 import math
 from collections import deque
@@ -114,6 +115,7 @@ class Engine:
         self._full = False  # somebody was evicted, and nobody has left since
         self._recorder, self._name = recorder, f"engine {number}/"
         self._loop = asyncio.get_running_loop()
+        self._nowhere = contextvars.Context()  # of its timers: one, rather than a copy each
         self._queue: deque[Waiting] = deque()
         self._carried: deque[Waiting] = deque()
         self._running: list[Running] = []
@@ -198,8 +200,9 @@ class Engine:
             goal = self._boundary()
             if goal < self._goal:
                 self._set_timer(goal)
-                if self._pace.continuous:
-                    self._event()  # this instant is a boundary
+                if self._pace.continuous:  # this instant is a boundary
+                    self._timer.cancel()
+                    self._event()
         elif not self._holds:
             self._at_s = self._loop.time()
             self._start_or_hold()
@@ -209,19 +212,17 @@ class Engine:
             self._timer.cancel()
         span = self._pace.span_s(len(self._running), self._context, goal - self._count)
         self._goal = goal
-        self._timer = self._loop.call_at(self._at_s + span, self._event)
+        self._timer = self._loop.call_at(self._at_s + span, self._event, context=self._nowhere)
 
     def _event(self) -> None:
         """Settle the steps since the last event, let finished rollouts go, and look around."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer = None
         now = self._loop.time()
-        self._context += len(self._running) * (self._goal - self._count)
-        self._count, self._at_s = self._goal, now
-        running = self._running
+        running, goal = self._running, self._goal
+        self._context += len(running) * (goal - self._count)
+        self._count, self._at_s = goal, now
         self._meter.advance(now)
-        while running and running[0][0] <= self._count:
+        while running and running[0][0] <= goal:
             self._leave(heapq.heappop(running), now)
         self._start_or_hold()
 
@@ -238,13 +239,17 @@ class Engine:
             self._carried.clear()
         while len(self._running) > 1 and self._context + len(self._running) > self._kv_tokens:
             self._evict(now)
-        self._start(now)
+        if self._queue:
+            self._start(now)
         if self._running:
-            self._set_timer(min(self._running[0][0], self._count + self._steps_that_fit()))
+            goal = self._running[0][0]
+            if self._kv_tokens < math.inf:
+                goal = min(goal, self._count + self._steps_that_fit())
+            self._set_timer(goal)
 
     def _steps_that_fit(self) -> float:
         num = len(self._running)
-        if num == 1 or self._kv_tokens == math.inf:
+        if num == 1:
             return math.inf
         return (self._kv_tokens - self._context) // num
 
@@ -259,8 +264,9 @@ class Engine:
         if free <= 0 or self._full:
             return
         before, versions, prefill = len(running), self._versions(), 0.0
+        bounded = self._kv_tokens < math.inf
         for _ in range(free):
-            if not self._fits(queue[0]):
+            if bounded and not self._fits(queue[0]):
                 break
             waiting = queue.popleft()
             visit, rollout, length, _, context, lost = waiting
@@ -276,9 +282,10 @@ class Engine:
                     prefill += context
             if self._recorder is not None:
                 self._recorder.begin(self._name, _label(visit, rollout), now)
-        self._meter.advance(now)
-        self._meter.busy += len(running) - before
-        self._meter.queued -= len(running) - before
+        meter, began = self._meter, len(running) - before
+        meter.advance(now)
+        meter.busy += began
+        meter.queued -= began
         self._at_s = now + prefill * self._prefill_s
 
     def _leave(self, running: Running, now: float) -> None:

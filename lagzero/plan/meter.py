@@ -42,14 +42,16 @@ class Meter:
         if spent <= 0:
             return
         self.at_s = now_s
-        busy = 0 if self.held or self.taken >= self.num_slots else self.busy
+        slots, taken = self.num_slots, self.taken
+        busy = 0 if self.held or taken >= slots else self.busy
         self.busy_slot_s += busy * spent
-        if 4 * busy < self.num_slots:
+        if 4 * busy < slots:
             self.low_s += spent
-        if taken := min(self.taken, self.num_slots - busy):
+        if taken:
+            taken = min(taken, slots - busy)
             self.slot_idle_s["sync" if self.syncing else "turn"] += taken * spent
-        if busy + taken < self.num_slots:
-            self.slot_idle_s[self._slot_reason()] += (self.num_slots - busy - taken) * spent
+        if busy + taken < slots:
+            self.slot_idle_s[self._slot_reason()] += (slots - busy - taken) * spent
         if self.training:
             self.train_s += spent
         else:

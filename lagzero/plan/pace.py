@@ -82,6 +82,8 @@ class Roofline:
     def span_s(self, num_running: int, context_tokens: float, steps: float) -> float:
         """Return the sum of the first ``steps`` steps: a constant, then an arithmetic series."""
         compute, read, growth, crossing = self._pieces(num_running, context_tokens)
+        if not crossing:
+            return steps * (read + growth * (steps - 1) / 2 + self.overhead_s)
         flat = min(steps, crossing)
         total = flat * compute + steps * self.overhead_s
         if (rising := steps - flat) > 0:
