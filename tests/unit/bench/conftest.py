@@ -1,0 +1,8 @@
+"""Benchmarks are scripts in a folder of their own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[3] / "bench"))
