@@ -1,29 +1,45 @@
 """What exact numerics cost, and what each numeric option leaves of the mismatch.
 
-    python bench/exact.py                              cost: exact and fast in turn, in one process
-    python bench/exact.py --mismatch --dtype float32   sampler against trainer, option by option
+    python bench/exact.py                   cost: exact and fast in turn, in one process
+    python bench/exact.py --mismatch        sampler against trainer, option by option, as Markdown
+    python bench/exact.py --mismatch --dtype bfloat16 --option fp32_head exact       some of it
 
 Cost is of a rollout (32 sequences of a fixed number of tokens, log-probs recorded) and of a
 training step's forward and backward pass over the same sequences, packed. The figures are medians
-over the repeats. Mismatch is measured at equal weights on chat prompts, temperature 1.
+over the repeats. Mismatch is measured at equal weights on chat prompts, temperature 1:
+d = log p (trainer) - log p (sampler) of each sampled token. Its options:
+
+    fast              each as fast as it can; logits of the model's type, softmax in float32
+    fp32_head         model.fp32_head: the head multiplies in float32, on both sides
+    rounded_softmax   the trainer's softmax in the type of the logits, as log_softmax(logits) of a
+                      model's output is; lagzero has no such setting
+    float32_trainer   engine.dtype is the type, the trainer is float32
+    exact             model.numerics: exact
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from typing import Any
 
 import numpy as np
 import peers
 
+DTYPES = ("float32", "bfloat16", "float16")
+OPTIONS = ("fast", "fp32_head", "rounded_softmax", "float32_trainer", "exact")
+NO_OPTIONS = {"float32": ("fp32_head", "float32_trainer"), "bfloat16": (), "float16": ()}
+"""What changes nothing in a type; rounded_softmax is of bfloat16 logits for float32."""
+
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--dtype", default="float32", choices=("bfloat16", "float32"))
+    parser.add_argument("--dtype", nargs="*", choices=DTYPES)
+    parser.add_argument("--option", nargs="*", choices=OPTIONS, default=OPTIONS)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=24)
@@ -35,11 +51,17 @@ def main() -> None:
 
     keep_freed_memory()
     quiet_libraries()
-    (mismatch if options.mismatch else cost)(options)
+    if options.mismatch:
+        mismatch(options)
+    else:
+        for dtype in options.dtype or ("float32",):
+            cost(options, dtype)
 
 
-def load(options: argparse.Namespace, numerics: str, fp32_head: bool = False) -> Any:
-    """Return a policy; prints how long the self-check took."""
+def load(
+    options: argparse.Namespace, dtype: Any, numerics: str = "fast", fp32_head: bool = False
+) -> Any:
+    """Return a policy; tells on stderr how long the self-check took."""
     import torch
 
     from lagzero.config import ModelConfig
@@ -47,7 +69,7 @@ def load(options: argparse.Namespace, numerics: str, fp32_head: bool = False) ->
     from lagzero.train.model import load_policy
 
     policy = load_policy(
-        ModelConfig(path=options.model, dtype=options.dtype, device="cpu", fp32_head=fp32_head)
+        ModelConfig(path=options.model, dtype=dtype, device="cpu", fp32_head=fp32_head)
     )
     if numerics == "exact":
         begun = time.perf_counter()
@@ -55,7 +77,7 @@ def load(options: argparse.Namespace, numerics: str, fp32_head: bool = False) ->
         print(
             f"self-check: {time.perf_counter() - begun:.1f} s, {policy.exact}, "
             f"{torch.get_num_threads()} threads",
-            flush=True,
+            file=sys.stderr,
         )
     return policy
 
@@ -92,8 +114,13 @@ def rollout(policy: Any, options: argparse.Namespace) -> tuple[list[Any], float]
     ], seconds
 
 
-def step(policy: Any, samples: list[Any], backward: bool) -> tuple[np.ndarray, float]:
-    """Return trainer minus sampler log-probs, and the seconds of the passes."""
+def step(
+    policy: Any, samples: list[Any], backward: bool, softmax: Any = None
+) -> tuple[np.ndarray, float]:
+    """Return trainer minus sampler log-probs, and the seconds of the passes.
+
+    ``softmax`` is the type in which logits are kept and normalised; None: lagzero's own.
+    """
     import torch
 
     from lagzero.prepare.pack import pack
@@ -104,23 +131,25 @@ def step(policy: Any, samples: list[Any], backward: bool) -> tuple[np.ndarray, f
     begun = time.perf_counter()
     for row in pack(samples, 1024, True, np.ones(len(samples))):
         with torch.set_grad_enabled(backward):
-            logprobs, _ = chunked_logprobs(
-                predictor_hidden(policy, row),
-                policy.logits,
-                on_device(row.targets, policy.device),
-                1.0,
-                1024,
-                exact=policy.exact is not None,
-            )
+            hidden = predictor_hidden(policy, row)
+            targets = on_device(row.targets, policy.device)
+            if softmax is None:
+                exact = policy.exact is not None
+                logprobs, _ = chunked_logprobs(
+                    hidden, policy.logits, targets, 1.0, 1024, exact=exact
+                )
+            else:
+                whole = policy.logits(hidden).to(softmax).log_softmax(-1)
+                logprobs = whole.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
         if backward:
             logprobs.sum().backward()
         gaps.append(logprobs.detach().double().numpy() - row.behaviour_logprobs)
     return np.concatenate(gaps), time.perf_counter() - begun
 
 
-def cost(options: argparse.Namespace) -> None:
+def cost(options: argparse.Namespace, dtype: str) -> None:
     """Alternate fast and exact."""
-    policies = {numerics: load(options, numerics) for numerics in ("fast", "exact")}
+    policies = {numerics: load(options, dtype, numerics) for numerics in ("fast", "exact")}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in policies}
     for number in range(options.repeats + 1):
         for name, policy in policies.items():
@@ -144,20 +173,44 @@ def cost(options: argparse.Namespace) -> None:
 
 
 def mismatch(options: argparse.Namespace) -> None:
-    """Print one line of the table an option."""
-    print("numerics   mean |gap|   max |gap|   KL (k3)   tokens that differ")
-    for numerics, fp32_head in (("fast", False), ("fast", True), ("exact", False)):
-        if fp32_head and options.dtype == "float32":
-            continue
-        policy = load(options, numerics, fp32_head)
-        gaps, _ = step(policy, rollout(policy, options)[0], backward=False)
-        kl = float((np.expm1(gaps) - gaps).mean())
-        size = np.abs(gaps)
-        print(
-            f"{options.dtype} {numerics}{' fp32_head' if fp32_head else ''}: {size.mean():.2g}  "
-            f"{size.max():.2g}  {kl:.2g}  {(gaps != 0).sum()} of {len(gaps)}",
-            flush=True,
-        )
+    """Print a row of the table for each type and option."""
+    print("| weights and products | option | mean gap | largest gap | KL | tokens that differ |")
+    print("|---|---|---|---|---|---|")
+    for dtype in options.dtype or DTYPES:
+        plain: list[Any] = []  # what fast numerics sampled, and the policy; it takes long enough
+        for option in options.option:
+            if option in NO_OPTIONS[dtype]:
+                continue
+            begun = time.perf_counter()
+            print(mismatch_row(dtype, option, gaps_of(options, dtype, option, plain)), flush=True)
+            seconds = time.perf_counter() - begun
+            print(f"{dtype} {option}: {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def gaps_of(options: argparse.Namespace, dtype: str, option: str, plain: list[Any]) -> np.ndarray:
+    """Sample with a type and option, and return what its trainer says otherwise."""
+    import torch
+
+    if option in ("fp32_head", "exact"):
+        policy = load(options, dtype, "exact" if option == "exact" else "fast", option != "exact")
+        return step(policy, rollout(policy, options)[0], backward=False)[0]
+    if not plain:
+        policy = load(options, dtype)
+        plain += [policy, rollout(policy, options)[0]]
+    policy, samples = plain
+    if option == "float32_trainer":
+        return step(load(options, "float32"), samples, backward=False)[0]
+    rounded = torch.bfloat16 if dtype == "float32" else policy.dtype
+    softmax = rounded if option == "rounded_softmax" else None
+    return step(policy, samples, backward=False, softmax=softmax)[0]
+
+
+def mismatch_row(dtype: str, option: str, gaps: np.ndarray) -> str:
+    """Return the table's row for gaps log p (trainer) - log p (sampler)."""
+    kl = float((np.expm1(gaps) - gaps).mean())
+    size = np.abs(gaps)
+    cells = (dtype, f"`{option}`", f"{size.mean():.2g}", f"{size.max():.2g}", f"{kl:.2g}")
+    return f"| {' | '.join(cells)} | {(gaps != 0).sum()} of {len(gaps)} |"
 
 
 if __name__ == "__main__":

@@ -16,8 +16,13 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # no public name says it
 
 
+def has_fast_float16(device: torch.device) -> bool:
+    """Whether the device has float16 matrix products of its own."""
+    return device.type == "cuda" or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Turn ``auto``, ``float32`` or ``bfloat16`` into a type; auto is bfloat16 where it is fast."""
+    """Turn ``auto`` or a type's name into a type; auto is bfloat16 where it is fast."""
     if name == "auto":
         return torch.bfloat16 if has_fast_bfloat16(device) else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]

@@ -79,6 +79,12 @@ def test_they_are_with_adapters(dtype: torch.dtype):
     assert compare(policy, play(policy, LIVELY, 2), LIVELY, 2).num_different == 0
 
 
+def test_they_are_in_float16():
+    policy = exact_policy("llama", torch.float16)
+    assert policy.exact is not None and policy.exact.widened  # multiplied in float32, on any CPU
+    assert compare(policy, play(policy, LIVELY, 5), LIVELY, 5).num_different == 0
+
+
 def test_they_are_with_a_head_in_float32():
     policy = tiny_policy("llama", torch.bfloat16)
     policy.fp32_head = True
