@@ -101,4 +101,6 @@ def copy_weights(
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     """Whether all is finite. A finite sum proves it, in a ninth of the time; it may overflow."""
+    if tensor.dtype == torch.float8_e4m3fn:  # has no sums
+        tensor = tensor.float()
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
