@@ -12,11 +12,12 @@ import contextvars
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 
 from lagzero.plan.meter import Meter
 from lagzero.plan.pace import Pace
+from lagzero.plan.timeline import Recorder
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,8 @@ class Visit:
     lengths: Sequence[float]  # tokens, one a rollout
     prompt_tokens: int
     done: asyncio.Future[None]
+    engine: int = 0  # where it is
+    prompt_at: int | None = None  # the engine that has computed its prompt
     left: int = 0  # rollouts that have not finished
     oldest: int | None = None  # lowest version at which a rollout began
     newest: int | None = None  # lowest version at which a rollout ended
@@ -35,47 +38,13 @@ class Visit:
     token_versions: float = 0.0  # sum over tokens of the version that the engine had
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A bar of the timeline. ``end_s`` is None while it goes on."""
-
-    row: str
-    label: str
-    start_s: float
-    end_s: float | None = None
-
-
-@dataclass(slots=True)
-class Recorder:
-    """Collects bars, and gives each running rollout of an engine the lowest free lane."""
-
-    spans: list[Span] = field(default_factory=list[Span])
-    open: dict[tuple[str, str], tuple[str, float]] = field(
-        default_factory=dict[tuple[str, str], tuple[str, float]]
-    )
-
-    def begin(self, engine: str, label: str, now_s: float) -> None:
-        """Open a bar in the engine's lowest free lane."""
-        taken = {row for (where, _), (row, _) in self.open.items() if where == engine}
-        number = next(n for n in range(len(taken) + 1) if f"{engine}{n}" not in taken)
-        self.open[engine, label] = (f"{engine}{number}", now_s)
-
-    def end(self, engine: str, label: str, now_s: float) -> None:
-        """Close a bar."""
-        row, start = self.open.pop((engine, label))
-        self.spans.append(Span(row, label, start, now_s))
-
-    def close(self, now_s: float) -> list[Span]:
-        """Return all bars; those still open end now."""
-        rest = [Span(row, label, at, now_s) for (_, label), (row, at) in self.open.items()]
-        return [*self.spans, *(span for span in rest if span.start_s < now_s)]
-
-
 # (visit, rollout, tokens to write now, tokens left for later rounds, context before it, and
 # whether the keys and values of that context are gone)
 Waiting = tuple[Visit, int, float, float, float, bool]
 # (count at which it finishes, order, what was waiting, sum of versions when it began)
 Running = tuple[float, int, Waiting, float]
+# who takes rollouts that leave for another engine: those in or before a round, those between two
+Receive = Callable[[Sequence[Waiting], Sequence[Waiting]], None]
 
 
 class Engine:
@@ -109,6 +78,7 @@ class Engine:
         self.num_tokens = 0.0  # written by finished rounds
         self.num_carried = 0  # rounds that ended at the cap
         self.num_evicted = 0  # rounds that ended because the cache was full
+        self.on_end: Callable[[], None] | None = None  # called when rounds have ended
         self._pace, self._max, self._meter, self._cap = pace, max_running, meter, cap
         self._kv_tokens = math.inf if kv_tokens is None else kv_tokens
         self._prefill_s = 1 / prefill_tok_per_s if prefill_tok_per_s else 0.0
@@ -120,7 +90,10 @@ class Engine:
         self._carried: deque[Waiting] = deque()
         self._running: list[Running] = []
         self._dead: set[Visit] = set()
+        self._leaving: tuple[Set[Visit], Receive] | None = None
         self._order = 0
+        self._idle = True
+        meter.idle_engines += 1
         self._at_s = 0.0  # time of the last boundary that was settled
         self._count = 0.0  # steps up to it
         self._context = 0.0  # tokens of all running rollouts at it
@@ -150,6 +123,23 @@ class Engine:
         self._meter.queued -= before - len(self._queue)
         self._dead.add(visit)
         self._look_soon()
+
+    def give(self, visits: Set[Visit], receive: Receive) -> None:
+        """Hand the rollouts of groups over at the next step boundary, with what they have written.
+
+        They leave their keys and values behind.
+        """
+        self._leaving = visits, receive
+        self._look_soon()
+
+    def join(self, queued: Sequence[Waiting], carried: Sequence[Waiting]) -> None:
+        """Take over rollouts that another engine has handed over."""
+        self._queue.extend(queued)
+        self._carried.extend(carried)
+        self._meter.advance(self._loop.time())
+        self._meter.queued += len(queued)
+        if len(self._running) < self._max:
+            self._look_soon()
 
     def hold(self) -> float:
         """Stand still from the next step boundary on, and return its time, seconds.
@@ -222,14 +212,19 @@ class Engine:
         self._context += len(running) * (goal - self._count)
         self._count, self._at_s = goal, now
         self._meter.advance(now)
+        before = len(running)
         while running and running[0][0] <= goal:
             self._leave(heapq.heappop(running), now)
+        if self.on_end is not None and len(running) < before:
+            self.on_end()
         self._start_or_hold()
 
     def _start_or_hold(self) -> None:
         now = self._loop.time()
         if self._dead:
-            self._bury()
+            self._bury(now)
+        if self._leaving is not None:
+            self._hand_over(now, *self._leaving)
         if self._holds:
             return
         if not self._running and not self._queue and self._carried:
@@ -246,6 +241,10 @@ class Engine:
             if self._kv_tokens < math.inf:
                 goal = min(goal, self._count + self._steps_that_fit())
             self._set_timer(goal)
+        elif not self._idle:
+            self._idle = True
+            self._meter.advance(now)
+            self._meter.idle_engines += 1
 
     def _steps_that_fit(self) -> float:
         num = len(self._running)
@@ -275,10 +274,13 @@ class Engine:
             self._context += context
             if lost:
                 prefill += context
+                visit.prompt_at = self.number
             elif context == visit.prompt_tokens:  # its first round
                 visit.start_versions += self.version
                 if visit.oldest is None:
                     visit.oldest = self.version
+                if visit.prompt_at != self.number:
+                    visit.prompt_at = self.number
                     prefill += context
             if self._recorder is not None:
                 self._recorder.begin(self._name, _label(visit, rollout), now)
@@ -286,6 +288,9 @@ class Engine:
         meter.advance(now)
         meter.busy += began
         meter.queued -= began
+        if began and self._idle:
+            self._idle = False
+            meter.idle_engines -= 1
         self._at_s = now + prefill * self._prefill_s
 
     def _leave(self, running: Running, now: float) -> None:
@@ -315,28 +320,52 @@ class Engine:
             self._recorder.end(self._name, _label(visit, rollout), now)
 
     def _evict(self, now: float) -> None:
-        """Send the rollout that began last back to the head of the queue, without its cache."""
+        """Send the rollout that began last back to the head of the queue."""
         last = max(self._running, key=_began)
         self._running.remove(last)
         heapq.heapify(self._running)
-        visit, rollout, length, rest, context, _ = last[2]
-        written = length - (last[0] - self._count)
         self._meter.advance(now)
-        self._settle(last, written, now)
-        self._queue.appendleft((visit, rollout, length - written, rest, context + written, True))
+        self._queue.appendleft(self._cut(last, now))
         self._meter.queued += 1
         self._full = True
         self.num_evicted += 1
 
-    def _bury(self) -> None:
-        now = self._loop.time()
-        gone = [each for each in self._running if each[2][0] in self._dead]
-        self._running = [each for each in self._running if each[2][0] not in self._dead]
-        heapq.heapify(self._running)
-        for each in gone:
-            self._settle(each, each[2][2] - (each[0] - self._count), now)
+    def _cut(self, running: Running, now: float) -> Waiting:
+        """Stop a rollout in the middle of its round; it waits without its cache then."""
+        visit, rollout, length, rest, context, _ = running[2]
+        written = length - (running[0] - self._count)
+        self._settle(running, written, now)
+        return visit, rollout, length - written, rest, context + written, True
+
+    def _take(self, visits: Set[Visit]) -> list[Running]:
+        """Take the running rollouts of groups out, in the order in which they began."""
+        taken = sorted((each for each in self._running if each[2][0] in visits), key=_began)
+        if taken:
+            self._running = [each for each in self._running if each[2][0] not in visits]
+            heapq.heapify(self._running)
             self._full = False
+        return taken
+
+    def _bury(self, now: float) -> None:
+        for each in self._take(self._dead):
+            self._settle(each, each[2][2] - (each[0] - self._count), now)
         self._dead.clear()
+
+    def _hand_over(self, now: float, visits: Set[Visit], receive: Receive) -> None:
+        self._leaving = None
+        self._meter.advance(now)
+        ran = [self._cut(each, now) for each in self._take(visits)]
+        queued = [_without_cache(each) for each in self._queue if each[0] in visits]
+        carried = [_without_cache(each) for each in self._carried if each[0] in visits]
+        self._queue = deque(each for each in self._queue if each[0] not in visits)
+        self._carried = deque(each for each in self._carried if each[0] not in visits)
+        self._meter.queued -= len(queued)
+        receive([*ran, *queued], carried)
+
+
+def _without_cache(waiting: Waiting) -> Waiting:
+    visit, rollout, length, rest, context, lost = waiting
+    return visit, rollout, length, rest, context, lost or context > visit.prompt_tokens
 
 
 def _began(running: Running) -> int:

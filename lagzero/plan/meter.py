@@ -30,8 +30,10 @@ class Meter:
     syncing: bool = False
     held: bool = False  # engines stand still for new weights
     taken: int = 0  # slots whose devices the trainer uses
+    idle_engines: int = 0  # on which nothing runs
     busy_slot_s: float = 0.0
     low_s: float = 0.0  # with less than a quarter of the slots busy
+    idle_engine_s: float = 0.0
     train_s: float = 0.0
     slot_idle_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(IDLE, 0.0))
     train_idle_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(IDLE, 0.0))
@@ -45,6 +47,7 @@ class Meter:
         slots, taken = self.num_slots, self.taken
         busy = 0 if self.held or taken >= slots else self.busy
         self.busy_slot_s += busy * spent
+        self.idle_engine_s += self.idle_engines * spent
         if 4 * busy < slots:
             self.low_s += spent
         if taken:

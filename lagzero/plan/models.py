@@ -15,11 +15,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass, field
 from typing import Any
 
-from lagzero.plan.engine import Engine, Recorder, Visit
+from lagzero.plan.engine import Engine, Visit
 from lagzero.plan.lengths import Draws
 from lagzero.plan.meter import Meter
+from lagzero.plan.repack import Packer
+from lagzero.plan.timeline import Recorder
 from lagzero.schedule.audit import Audit
-from lagzero.schedule.router import Policy, Router
+from lagzero.schedule.router import Policy, Repacking, Router
 from lagzero.schedule.staleness import Contract
 from lagzero.types import (
     Batch,
@@ -104,7 +106,8 @@ class ModelGenerator:
 
     With several pools of engines, the groups of step s are played on pool s modulo their number.
     Each group carries the versions of its oldest token and of the last token of the rollout that
-    ended first, which are all that a staleness contract asks for.
+    ended first, which are all that a staleness contract asks for. ``repacking``, of a single pool,
+    moves the last rollouts of an engine to another one.
     """
 
     def __init__(
@@ -114,32 +117,40 @@ class ModelGenerator:
         policy: Policy,
         prompt_tokens: int,
         groups_per_step: int = 1,
+        repacking: Repacking | None = None,
     ):
+        assert repacking is None or len(pools) == 1
         self.visits: dict[int, Visit] = {}  # of groups that have not been trained
         self.lost: list[Visit] = []  # what was written for nothing
         self.source, self._pools, self._prompt_tokens = source, pools, prompt_tokens
         self._routers = [Router(len(pool), policy) for pool in pools]
+        self.packer: Packer | None = None
+        if repacking is not None:
+            self.packer = Packer(repacking, pools[0], self._routers[0])
         self._groups_per_step = groups_per_step
         self._rollouts: dict[tuple[int, int], tuple[Rollout]] = {}
 
     async def play(self, index: int, prompt: Prompt) -> Group:
         """Return the group once the last of its rollouts has finished."""
         pool = index // self._groups_per_step % len(self._pools)
-        router = self._routers[pool]
-        number = router.pick()
-        engine = self._pools[pool][number]
+        router, engines = self._routers[pool], self._pools[pool]
         done = asyncio.get_running_loop().create_future()
-        visit = Visit(index, self.source.lengths(index), self._prompt_tokens, done)
+        lengths = self.source.lengths(index)
+        visit = Visit(index, lengths, self._prompt_tokens, done, router.pick())
         self.give_up(index)  # it was played before
         self.visits[index] = visit
-        engine.submit(visit)
+        engines[visit.engine].submit(visit)
+        if self.packer is not None:
+            self.packer.add(visit)
         try:
             await done
         except asyncio.CancelledError:
-            engine.abort(visit)
+            engines[visit.engine].abort(visit)
             raise
         finally:
-            router.left(number)
+            router.left(visit.engine)
+            if self.packer is not None:
+                self.packer.remove(visit)
         return Group(index, prompt, self._history(visit.oldest or 0, visit.newest or 0))
 
     def give_up(self, index: int) -> None:

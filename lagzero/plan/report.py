@@ -26,6 +26,10 @@ def table(results: Sequence[Result], titles: Sequence[str]) -> str:
         if any(r.slot_idle[reason] > 0 for r in results):
             row(f"  idle: {_REASONS[reason]}", [_percent(r.slot_idle[reason]) for r in results])
     row("  time below a quarter", [_percent(r.low_share) for r in results])
+    if any(r.scenario.repack_below is not None for r in results):
+        row("engines with nothing to do", [_percent(r.engine_idle) for r in results])
+        row("  rollouts moved", [f"{r.num_moved:,}" for r in results])
+        row("  tokens read again", [f"{r.num_reread:,.0f}" for r in results])
     row("trainer in use", [_percent(r.trainer_use) for r in results])
     for reason in IDLE:
         if any(r.trainer_idle[reason] > 0 for r in results):

@@ -132,6 +132,11 @@ class Scenario:
     router: str = _key(
         _one_of("least_loaded", "round_robin"), "least_loaded", "which engine a group goes to"
     )
+    repack_below: int | None = _key(
+        _or_none(_whole(2)),
+        None,
+        "an engine with fewer unfinished rollouts hands them to another; none: they stay",
+    )
     params: float = _key(_number(0), 7.6e9, "parameters of the model")
     weight_bytes: float = _key(_number(0, above=True), 15.2e9, "bytes that a decode step reads")
     kv_bytes_per_token: float = _key(_number(0), 57344, "bytes of KV cache a token")
@@ -224,6 +229,25 @@ def _conflicts(scenario: Scenario) -> list[str]:
             "--resample-limit: every group has something to learn from; give --empty-share above 0"
         )
     problems += _swap_conflicts(scenario) if scenario.placement == "swap" else []
+    problems += _repack_conflicts(scenario) if scenario.repack_below is not None else []
+    return problems
+
+
+def _repack_conflicts(scenario: Scenario) -> list[str]:
+    """Rollouts move between engines that work on the same groups, to make room for other groups."""
+    problems: list[str] = []
+    apart = scenario.placement == "disaggregated"
+    if not apart or scenario.lanes is not None or scenario.engines == 1:
+        problems.append(
+            "--repack-below: there are no two engines at work on one step's groups; give "
+            "--placement disaggregated, --lanes none and --engines above 1, or leave it out"
+        )
+    carried = scenario.extra_groups > 0 and scenario.surplus == "carry"
+    if not (scenario.max_lag or scenario.sync_every > 1 or carried):
+        problems.append(
+            "--repack-below: a step without lag waits for all of its rollouts, so a free engine "
+            "has nothing to begin; give --max-lag (or --extra-groups) above 0, or leave it out"
+        )
     return problems
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from lagzero.loop import Loop, LoopSchedule, Progress, Stages
 from lagzero.plan.clock import VirtualLoop, run_virtual
-from lagzero.plan.engine import Engine, Recorder, Span
+from lagzero.plan.engine import Engine
 from lagzero.plan.meter import Meter
 from lagzero.plan.models import (
     ModelAudit,
@@ -27,8 +27,9 @@ from lagzero.plan.models import (
 )
 from lagzero.plan.pace import Lanes, Pace, Roofline
 from lagzero.plan.scenario import Scenario, as_text
+from lagzero.plan.timeline import Recorder, Span
 from lagzero.runtime.local_runtime import FreeGate
-from lagzero.schedule.router import Policy
+from lagzero.schedule.router import Policy, Repacking
 from lagzero.schedule.staleness import Action, Clock, Contract
 from lagzero.types import StepStats
 
@@ -43,6 +44,7 @@ class Result:
     slot_use: float  # share of the generation slots' time, 0 to 1
     slot_idle: dict[str, float]  # shares of the same, by reason (``meter.IDLE``)
     low_share: float  # of the time with less than a quarter of the slots in use
+    engine_idle: float  # share of the engines' time in which nothing runs on them
     trainer_use: float  # share of the trainer's time
     trainer_idle: dict[str, float]
     tokens: float  # trained
@@ -55,6 +57,8 @@ class Result:
     lost_share: float  # of the written tokens, of groups that were given up or played again
     num_carried: int  # rounds that ended at the partial cap
     num_evicted: int  # rounds that ended because the cache was full
+    num_moved: int  # rollouts that went on at another engine, so that theirs was free
+    num_reread: float  # tokens of context that those left behind
     num_callbacks: int
     spans: tuple[Span, ...]
 
@@ -224,7 +228,10 @@ async def _run(of: Scenario, recorder: Recorder | None, clock: VirtualLoop) -> R
     lengths = of.lengths.draws(of.seed)
     source = ModelSource(lengths, of.group_size, of.prompts, whole=of.lanes is None)
     policy = cast("Policy", of.router)
-    generator = ModelGenerator(source, pools, policy, of.prompt_tokens, of.groups_per_step)
+    repacking = None if of.repack_below is None else Repacking(of.repack_below, of.max_running)
+    generator = ModelGenerator(
+        source, pools, policy, of.prompt_tokens, of.groups_per_step, repacking
+    )
     trainer = ModelTrainer(of.train_s, of.train_token_s, meter, recorder)
     preparer = ModelPreparer(generator, trainer, of.empty_share, of.seed)
     turns = PauseGate(pools, meter.num_slots // len(pools), meter)
@@ -250,6 +257,7 @@ async def _run(of: Scenario, recorder: Recorder | None, clock: VirtualLoop) -> R
 
 def _result(of: Scenario, parts: _Parts, clock: VirtualLoop, spans: tuple[Span, ...]) -> Result:
     meter, steps, audit = parts.meter, parts.observer.steps, parts.audit
+    packer = parts.generator.packer
     time_s = clock.time()
     slot_s = meter.num_slots * time_s or 1.0
     return Result(
@@ -259,6 +267,7 @@ def _result(of: Scenario, parts: _Parts, clock: VirtualLoop, spans: tuple[Span, 
         slot_use=meter.busy_slot_s / slot_s,
         slot_idle={name: spent / slot_s for name, spent in meter.slot_idle_s.items()},
         low_share=meter.low_s / (time_s or 1.0),
+        engine_idle=meter.idle_engine_s / (len(parts.engines) * time_s or 1.0),
         trainer_use=meter.train_s / (time_s or 1.0),
         trainer_idle={name: s / (time_s or 1.0) for name, s in meter.train_idle_s.items()},
         tokens=sum(each.metrics["tokens"] for each in steps),
@@ -271,6 +280,8 @@ def _result(of: Scenario, parts: _Parts, clock: VirtualLoop, spans: tuple[Span, 
         lost_share=_lost_share(parts.generator, parts.engines),
         num_carried=sum(engine.num_carried for engine in parts.engines),
         num_evicted=sum(engine.num_evicted for engine in parts.engines),
+        num_moved=0 if packer is None else packer.num_moved,
+        num_reread=0.0 if packer is None else packer.num_reread,
         num_callbacks=clock.num_callbacks,
         spans=spans,
     )

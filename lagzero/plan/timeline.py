@@ -3,10 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from lagzero.plan.engine import Span
+from dataclasses import dataclass, field
 
 _LABEL_WIDTH = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A bar of the timeline. ``end_s`` is None while it goes on."""
+
+    row: str
+    label: str
+    start_s: float
+    end_s: float | None = None
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Collects bars, and gives each running rollout of an engine the lowest free lane."""
+
+    spans: list[Span] = field(default_factory=list[Span])
+    open: dict[tuple[str, str], tuple[str, float]] = field(
+        default_factory=dict[tuple[str, str], tuple[str, float]]
+    )
+
+    def begin(self, engine: str, label: str, now_s: float) -> None:
+        """Open a bar in the engine's lowest free lane."""
+        taken = {row for (where, _), (row, _) in self.open.items() if where == engine}
+        number = next(n for n in range(len(taken) + 1) if f"{engine}{n}" not in taken)
+        self.open[engine, label] = (f"{engine}{number}", now_s)
+
+    def end(self, engine: str, label: str, now_s: float) -> None:
+        """Close a bar."""
+        row, start = self.open.pop((engine, label))
+        self.spans.append(Span(row, label, start, now_s))
+
+    def close(self, now_s: float) -> list[Span]:
+        """Return all bars; those still open end now."""
+        rest = [Span(row, label, at, now_s) for (_, label), (row, at) in self.open.items()]
+        return [*self.spans, *(span for span in rest if span.start_s < now_s)]
 
 
 def timeline(

@@ -10,12 +10,13 @@ import statistics
 import pytest
 
 from lagzero.plan.clock import run_virtual
-from lagzero.plan.engine import Engine, Recorder, Visit
+from lagzero.plan.engine import Engine, Visit
 from lagzero.plan.meter import Meter
 from lagzero.plan.pace import Roofline
 from lagzero.plan.report import draw
 from lagzero.plan.scenario import Scenario, with_keys
 from lagzero.plan.simulate import simulate
+from lagzero.plan.timeline import Recorder
 
 
 def scenario(text: str) -> Scenario:

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lagzero.plan.clock import run_virtual
-from lagzero.plan.engine import Engine, Recorder, Visit
+from lagzero.plan.engine import Engine, Visit
 from lagzero.plan.meter import Meter
 from lagzero.plan.pace import Lanes, Measured, Pace, Roofline, parse_measured
 from lagzero.plan.per_token import PerTokenEngine
+from lagzero.plan.timeline import Recorder
 
 # Odd overheads: no arrival of these tests falls on a step boundary to the last bit.
 SMALL = Roofline(1e9, 2e9, 5e4, 1e12, 1e14, 0.5, 1.2345678e-4)

@@ -249,6 +249,7 @@ any_scenario = st.fixed_dictionaries(
         "max_restarts": st.integers(0, 2),
         "kv_tokens": st.sampled_from(["none", 600, 2000]),
         "prefill_tok_per_s": st.sampled_from(["none", 1000]),
+        "repack_below": st.sampled_from(["none", 2, 4]),
         "seed": st.integers(0, 5),
     }
 )
@@ -265,6 +266,10 @@ def without_conflicts(keys: dict[str, Any]) -> dict[str, Any]:
         keys["resample_limit"] = 0
     if not keys["extra_groups"] and not keys["max_lag"]:
         keys["surplus"] = "carry"
+    apart = keys["placement"] == "disaggregated" and keys["lanes"] == "none"
+    ahead = keys["max_lag"] or keys["sync_every"] > 1 or keys["extra_groups"]
+    if not apart or keys["engines"] == 1 or not ahead or keys["surplus"] == "drop":
+        keys["repack_below"] = "none"
     return keys
 
 
@@ -296,6 +301,8 @@ def test_any_scenario_ends_and_its_books_balance(keys: dict[str, Any]):
     ahead = (of.max_lag + of.sync_every) * of.groups_per_step + of.extra_groups
     assert 0 <= result.num_pending <= ahead
     assert 0 <= result.lost_share <= 1
+    assert 0 <= result.engine_idle <= 1
+    assert result.num_moved == 0 or of.repack_below is not None
     assert result.lost_share < 1 or not result.num_trained
     for each in result.steps:
         lag = each.metrics
