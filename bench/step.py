@@ -1,9 +1,16 @@
-"""Seconds of one GRPO step by stage, beside ``model.generate`` on the same prompts, in one run.
+"""Seconds and memory of one GRPO step by stage, beside TRL's GRPOTrainer in the same run.
 
-    python bench/step.py                  8 prompts x 8 samples x up to 128 tokens, bfloat16
+    python bench/step.py --trl-python /path/to/venv/bin/python --dtype float32
 
-Every rollout is trained on: a reward of alternating 0 and 1 gives every group a spread. Each
-measurement is a process of its own; the figures are medians.
+8 prompts x 8 samples x up to 128 tokens of SmolLM2-135M-Instruct, the same prompts, the same loss
+(advantages of each group divided by its standard deviation, clipped ratios, a mean over each
+sequence, no KL) and the same optimiser. Every rollout is trained on: rewards of alternating 0 and 1
+give every group a spread. TRL samples with ``model.generate`` and trains 8 sequences at a time;
+lagzero's packed rows are cut to about as many tokens.
+
+A step on the first prompt alone warms up and is not counted. Each measurement is a process of its
+own, lagzero and TRL in turn; the figures are medians. TRL's virtual environment is made with
+``pip install torch "trl==1.16.*"``; without ``--trl-python`` lagzero is measured alone.
 """
 
 from __future__ import annotations
@@ -12,10 +19,13 @@ import argparse
 import asyncio
 import json
 import time
+from pathlib import Path
+from typing import Any
 
 import peers
 
 STAGES = ("generate", "prepare", "forward", "backward", "optimizer", "sync")
+_TRL = str(Path(__file__).with_name("trl_step.py"))
 
 
 def main() -> None:
@@ -26,78 +36,76 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--peer", choices=("lagzero", "generate"), help="measure one, print JSON")
+    parser.add_argument("--micro-batch-tokens", type=int, default=1024, help="of lagzero")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--trl-python", help="interpreter of a virtual environment that has TRL")
+    parser.add_argument("--measure", action="store_true", help="measure once, print JSON")
     options = parser.parse_args()
-    if options.peer:
-        print(json.dumps(measure_step(options) if options.peer == "lagzero" else rollout(options)))
+    if options.measure:
+        print(json.dumps(measure_step(options)))
         return
-    shared = [
+    sizes = [
         f"--{name}={getattr(options, name.replace('-', '_'))}"
-        for name in ("model", "dtype", "prompts", "samples", "max-new-tokens")
+        for name in ("prompts", "samples", "max-new-tokens")
     ]
-    steps: list[dict[str, float]] = []
-    rollouts: list[dict[str, float]] = []
-    for number in range(options.repeats):
-        steps.append(peers.child(__file__, [*shared, "--peer=lagzero"]))
-        rollouts.append(peers.child(__file__, [*shared, "--peer=generate"]))
-        print(f"{number + 1}  step {steps[-1]['step']:.1f} s", flush=True)
-    step, peer = peers.medians(steps), peers.medians(rollouts)
     dtype = peers.dtype_name(options.dtype)
+    runs: dict[str, list[dict[str, float]]] = {"lagzero": []}
+    if options.trl_python:
+        runs["TRL"] = []
+    for number in range(options.repeats):
+        for peer, done in runs.items():
+            if peer == "lagzero":
+                own = [*sizes, f"--model={options.model}", f"--dtype={dtype}", "--measure"]
+                own.append(f"--micro-batch-tokens={options.micro_batch_tokens}")
+                done.append(peers.child(__file__, own))
+            else:
+                theirs = [*sizes, f"--folder={_folder(options.model)}", f"--dtype={dtype}"]
+                done.append(peers.child(_TRL, theirs, options.trl_python))
+            step_s, tokens = done[-1]["step"], done[-1]["tokens"]
+            print(f"{number + 1}  {peer:8s} {step_s:6.1f} s, {tokens:.0f} tokens", flush=True)
     print(f"{options.prompts} prompts x {options.samples} samples, {dtype}; medians:")
-    for stage in STAGES:
-        print(f"  {stage:10s} {step[stage]:7.2f} s  {step[stage] / step['step']:4.0%}")
-    print(f"  {'step':10s} {step['step']:7.2f} s, peak {step['peak_gb']:.2f} GB")
-    print(
-        f"  rollout {step['tokens'] / step['generate']:.0f} tok/s; "
-        f"training {step['train_tokens'] / (step['forward'] + step['backward']):.0f} input tok/s, "
-        f"{step['tokens'] / (step['forward'] + step['backward']):.0f} sampled tok/s"
-    )
-    print(
-        f"  model.generate alone: {peer['seconds']:.2f} s for {peer['tokens']:.0f} tokens, "
-        f"{peer['tok_per_s']:.0f} tok/s, peak {peer['peak_gb']:.2f} GB; "
-        f"rollout speed ratio {step['tokens'] / step['generate'] / peer['tok_per_s']:.2f}"
-    )
+    report({peer: peers.medians(done) for peer, done in runs.items()})
 
 
-def rollout(options: argparse.Namespace) -> dict[str, float]:
-    """Sample with the peer."""
-    from lagzero.config import ModelConfig
-    from lagzero.train.model import load_policy, stop_ids
+def report(steps: dict[str, dict[str, float]]) -> None:
+    """Print a table of the peers, and what lagzero's step takes of TRL's."""
+    names = {**{stage: f"{stage} s" for stage in STAGES}, "step": "step s", "peak_gb": "peak GB"}
+    print(f"{'':22s}" + "".join(f"{peer:>10s}" for peer in steps))
+    for name, label in names.items():
+        cells = (f"{s[name]:10.2f}" if name in s else f"{'-':>10s}" for s in steps.values())
+        print(f"  {label:20s}" + "".join(cells))
+    for label, share, of in (
+        ("sampled tokens", "tokens", None),
+        ("sampled tok/s", "tokens", ("generate",)),
+        ("trained tok/s", "tokens", ("forward", "backward")),
+        ("tokens a step s", "tokens", ("step",)),
+    ):
+        cells = (s[share] / (sum(s[n] for n in of) if of else 1) for s in steps.values())
+        print(f"  {label:20s}" + "".join(f"{cell:10.1f}" for cell in cells))
+    if "TRL" in steps:
+        ours, theirs = steps["lagzero"], steps["TRL"]
+        pace = (ours["tokens"] / ours["step"]) / (theirs["tokens"] / theirs["step"])
+        print(
+            f"lagzero against TRL: {theirs['step'] / ours['step']:.2f} times as fast "
+            f"({pace:.2f} per sampled token), with {ours['peak_gb'] / theirs['peak_gb']:.2f} of "
+            "its memory"
+        )
 
-    policy = load_policy(ModelConfig(path=options.model, dtype=options.dtype))
-    prompts = peers.chat_prompts(policy.tokenizer, options.prompts)
-    ends = set(stop_ids(policy.module, policy.tokenizer))
-    tokens, seconds = peers.generate(policy, prompts, options.samples, options.max_new_tokens, ends)
-    return {
-        "tokens": tokens,
-        "seconds": seconds,
-        "tok_per_s": tokens / seconds,
-        "peak_gb": peers.peak_memory_gb(),
-    }
+
+def _folder(model: str) -> str:
+    from lagzero.train.model import model_source
+
+    return model_source(model)
 
 
 def measure_step(options: argparse.Namespace) -> dict[str, float]:
-    """Take two steps with the loop's own parts and report the second."""
+    """Take two steps with the loop's own parts, a small one first, and report the second."""
     from lagzero import build
     from lagzero.build_serving import build_serving
     from lagzero.config_load import parse_config
     from lagzero.types import Outcome, Prompt, Score, ScoredGroup
 
-    config = parse_config(
-        {
-            "model": {"path": options.model, "dtype": options.dtype},
-            "data": {"train": [{"kind": "arithmetic", "size": 1}]},
-            "score": {"rewards": [{"use": "number_answer"}]},
-            "rollout": {
-                "group_size": options.samples,
-                "max_new_tokens": options.max_new_tokens,
-            },
-            "schedule": {"groups_per_step": options.prompts},
-            "eval": {"before": False, "after": False},
-        }
-    )
-    config = build.prepare_process(config)
+    config = build.prepare_process(parse_config(_settings(options)))
     policy = build.build_policy(config)
     compute = build.ComputeThread()
     serving = build_serving(config, policy, compute, print)
@@ -107,11 +115,12 @@ def measure_step(options: argparse.Namespace) -> dict[str, float]:
         for number, ids in enumerate(peers.chat_prompts(policy.tokenizer, options.prompts))
     ]
 
-    async def one(number: int) -> dict[str, float]:
+    async def one(number: int, chosen: list[Prompt]) -> dict[str, float]:
         times: dict[str, float] = {}
         begun = time.perf_counter()
+        first = number * len(prompts)
         groups = await asyncio.gather(
-            *(serving.train.play(number * len(prompts) + i, p) for i, p in enumerate(prompts))
+            *(serving.train.play(first + i, prompt) for i, prompt in enumerate(chosen))
         )
         times["generate"] = time.perf_counter() - begun
         scored = [
@@ -136,12 +145,29 @@ def measure_step(options: argparse.Namespace) -> dict[str, float]:
         return times
 
     async def two() -> dict[str, float]:
-        await one(0)
-        return await one(1)
+        await one(0, prompts[:1])
+        return await one(1, prompts)
 
-    times = asyncio.run(two())
+    async def run() -> dict[str, float]:
+        async with serving.running():
+            return await two()
+
+    times = asyncio.run(run())
     compute.close()
     return {**times, "peak_gb": peers.peak_memory_gb()}
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "model": {"path": options.model, "dtype": options.dtype},
+        "data": {"train": [{"kind": "arithmetic", "size": 1}]},
+        "score": {"rewards": [{"use": "number_answer"}]},
+        "rollout": {"group_size": options.samples, "max_new_tokens": options.max_new_tokens},
+        "schedule": {"groups_per_step": options.prompts},
+        "loss": {"reduction": "sequence_mean"},
+        "train": {"micro_batch_tokens": options.micro_batch_tokens},
+        "eval": {"before": False, "after": False},
+    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""What an engine with 8-bit linear layers costs in time and in mismatch, as a Markdown table.
+
+    python bench/quantised.py               float32 against int8 and fp8 weights, in one process
+
+Each engine samples the same chat prompts at temperature 1, in turn; seconds are medians over the
+repeats. The trainer scores what was sampled with its own weights and, with ``rounded``, with
+train.rounded_weights; d = log p (trainer) - log p (sampler) of each sampled token, and KL is the
+mean of e^d - 1 - d.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+import exact
+import numpy as np
+
+KINDS = ("int8", "fp8")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--dtype", default="float32", choices=exact.DTYPES)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=24)
+    parser.add_argument("--repeats", type=int, default=2)
+    options = parser.parse_args()
+    from lagzero.numerics.allocator import keep_freed_memory
+    from lagzero.numerics.quiet import quiet_libraries
+    from lagzero.train.quantised import quantised_copy
+
+    keep_freed_memory()
+    quiet_libraries()
+    policy = exact.load(options, options.dtype)
+    engines = {"same": policy, **{kind: quantised_copy(policy, kind, None) for kind in KINDS}}
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    samples: dict[str, list[Any]] = {}
+    for _ in range(options.repeats):
+        for name, engine in engines.items():
+            samples[name], spent = exact.rollout(engine, options)
+            seconds[name].append(spent)
+    print("| engine.weights | rollout | trainer | mean gap | largest gap | KL | tokens |")
+    print("|---|---|---|---|---|---|---|")
+    gaps = {(name, "as it is"): gaps_of(policy, sampled) for name, sampled in samples.items()}
+    gaps |= {(kind, "rounded"): gaps_of(rounded(policy, kind), samples[kind]) for kind in KINDS}
+    for (name, trainer), gap in gaps.items():
+        spent = statistics.median(seconds[name])
+        kl = float((np.expm1(gap) - gap).mean())
+        print(
+            f"| {name} | {spent:.1f} s | {trainer} | {np.abs(gap).mean():.2g} | "
+            f"{np.abs(gap).max():.2g} | {kl:.1g} | {len(gap)} |"
+        )
+
+
+def rounded(policy: Any, kind: Any) -> Any:
+    """Return a copy that computes as a trainer with train.rounded_weights does."""
+    from lagzero.train.quantised import compute_with_rounded
+
+    trainer = policy.cast_copy(policy.dtype)
+    compute_with_rounded(trainer, kind)
+    return trainer
+
+
+def gaps_of(trainer: Any, samples: list[Any]) -> np.ndarray:
+    """Return d of every sampled token."""
+    return exact.step(trainer, samples, backward=False)[0]
+
+
+if __name__ == "__main__":
+    main()
