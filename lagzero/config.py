@@ -6,23 +6,15 @@ line or on the lines above it, is its meaning in docs/configuration.md.
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from lagzero.algorithms.names import AlgorithmName
+from lagzero.config_block import Block, PositiveInt, Share, UserPath
+from lagzero.config_engine import EngineConfig, RolloutConfig
 
-PositiveInt = Annotated[int, Field(gt=0)]
-Share = Annotated[float, Field(gt=0, le=1)]
-UserPath = Annotated[str, AfterValidator(os.path.expanduser)]  # so that ~ works wherever it stands
 KLEstimator = Literal["k1", "k2", "k3"]
-
-
-class Block(BaseModel):
-    """A part of the configuration: frozen, strict, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class LoraConfig(Block):
@@ -43,8 +35,8 @@ class ModelConfig(Block):
 
     path: UserPath = "smollm2-135m-instruct"  # folder, hub id, or the name of the demo's model
     # of the forward and backward pass; auto: bfloat16 where the device multiplies in it, else
-    # float32. The run's own config.yaml holds what it was
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    # float32. The run's own config.yaml holds what it was. float16: for `lagzero eval` only
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     master_weights: bool = True  # keep fp32 weights in the optimiser when dtype is bfloat16
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     threads: Annotated[int, Field(ge=0)] = 0  # CPU threads; 0 leaves torch's choice
@@ -91,45 +83,6 @@ class DataConfig(Block):
     epochs: PositiveInt | None = None  # None: endless
     max_prompt_tokens: PositiveInt | None = None  # rendered; None: the model's context
     long_prompts: Literal["drop", "refuse"] = "drop"  # those above max_prompt_tokens
-
-
-class RolloutConfig(Block):
-    """How responses are sampled: in training, and in evaluation where it samples."""
-
-    group_size: PositiveInt = 8  # rollouts of one prompt
-    max_new_tokens: PositiveInt = 256  # of one response
-    temperature: Annotated[float, Field(ge=0)] = 1.0  # logits are divided by it
-    # sample from the likeliest tokens that hold this share; 1: off. Like top_k and min_p for
-    # `lagzero eval` only, and refused in training
-    top_p: Share = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0  # sample from the so many likeliest tokens; 0: off
-    # leave out tokens below this share of the likeliest one's probability; 0: off
-    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    stop: list[str] = Field(default_factory=list)  # strings that end a response
-    # whether the text that rewards see keeps the stop string; its tokens are trained either way
-    include_stop: bool = True
-    # partial rollouts: tokens that a response writes between two weight updates, after which it
-    # waits for the next one; None: it writes on
-    tokens_per_round: PositiveInt | None = None
-    # of a group; then it is begun again, `retries` times, and given up after that; None: no limit
-    timeout_s: Annotated[float, Field(gt=0)] | None = None
-    retries: Annotated[int, Field(ge=0)] = 1  # of a group that timed out
-
-
-class EngineConfig(Block):
-    """The embedded inference engine."""
-
-    dtype: Literal["same", "float32", "bfloat16"] = "same"  # same: share the trainer's weights
-    max_running: PositiveInt = 128  # sequences decoded together
-    page_size: PositiveInt = 32  # tokens a page
-    kv_cache_tokens: PositiveInt | None = None  # None: from kv_cache_share of free memory
-    # of available memory (GPU: free device memory), when kv_cache_tokens is null
-    kv_cache_share: Share = 0.25
-    prefill_chunk_tokens: PositiveInt = 512  # prompt tokens computed in one engine step
-    prefix_cache: bool = True  # reuse prompts that start alike
-    # what unfinished responses do with keys and values of the old weights when new ones arrive:
-    # keep them (PipelineRL), or compute them again
-    kv_on_update: Literal["keep", "recompute"] = "keep"
 
 
 class RewardConfig(Block):
@@ -339,6 +292,9 @@ class TrainConfig(Block):
     micro_batch_tokens: PositiveInt = 4096  # of one packed row
     share_prompt: bool = True  # compute a group's prompt once
     logprob_chunk_tokens: PositiveInt = 1024  # trained tokens whose logits are in memory at once
+    # compute with the weights rounded as engine.weights rounds them, so that trainer and engine are
+    # one policy; the gradient passes through the rounding as if it were not there
+    rounded_weights: bool = False
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
 
 

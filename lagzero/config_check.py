@@ -17,6 +17,7 @@ from pathlib import Path
 from lagzero.config import Config, LoraConfig, SourceConfig
 from lagzero.config_check_advantage import advantage_notes, advantage_problems, bad_betas
 from lagzero.config_check_loss import loss_notes, loss_problems
+from lagzero.config_engine import SpeculateConfig
 from lagzero.config_files import chat_template_text, looks_like_path
 from lagzero.errors import ConfigError
 
@@ -26,23 +27,35 @@ def check(config: Config, *, training: bool = True) -> list[str]:
 
     ``training`` False leaves out what only concerns training, for a run that measures alone.
     """
-    always = [*_model(config), *_data(config), *_rollout(config), *_engine(config)]
+    always = [
+        *_model(config),
+        *_data(config),
+        *_rollout(config),
+        *_engine(config),
+        *_speculate(config.engine.speculate),
+    ]
     if not training:
         return [*always, *_measuring(config)]
     return [
         *always,
         *_evaluation(config),
+        *_types(config),
         *_sampling(config),
         *_score(config),
         *advantage_problems(config),
         *loss_problems(config),
+        *_rounded_weights(config),
         *_optimizer(config),
     ]
 
 
 def notes(config: Config, *, training: bool = True) -> list[str]:
     """Return what is allowed but may surprise, one line each."""
-    always = [*_lora_notes(config), *_eval_notes(config)]
+    always = [
+        *_lora_notes(config),
+        *_eval_notes(config),
+        *_speculate_notes(config.engine.speculate),
+    ]
     if not training:
         return always
     return [
@@ -144,6 +157,17 @@ def _engine(config: Config) -> Iterator[str]:
             f"(model.dtype {config.model.dtype}), so model.numerics: exact cannot hold; set "
             "engine.dtype: same"
         )
+    if config.model.numerics == "exact" and engine.decoder == "native":
+        yield (
+            "engine.decoder: native does not make the same bits as training; set it to auto or "
+            "torch, or model.numerics: fast"
+        )
+    if config.model.numerics == "exact" and engine.weights != "same":
+        yield (
+            f"engine.weights: {engine.weights} gives the engine other products than the trainer, "
+            "so model.numerics: exact cannot hold; set engine.weights: same, or model.numerics: "
+            "fast with train.rounded_weights: true"
+        )
     if engine.kv_cache_tokens is None:
         return
     pages = engine.kv_cache_tokens // engine.page_size
@@ -156,6 +180,29 @@ def _engine(config: Config) -> Iterator[str]:
         )
 
 
+def _speculate(speculate: SpeculateConfig) -> Iterator[str]:
+    path = speculate.path
+    if speculate.kind == "draft" and path is None:
+        yield (
+            "engine.speculate.path: missing; kind draft guesses with a model of its own; give a "
+            "folder or hub id with the policy's tokenizer, or set kind: ngram"
+        )
+    if path is not None and looks_like_path(path) and not Path(path).is_dir():
+        yield (f"engine.speculate.path: there is no folder {path}; give a model folder or a hub id")
+
+
+def _speculate_notes(speculate: SpeculateConfig) -> Iterator[str]:
+    used = {
+        "none": (),
+        "ngram": ("tokens", "max_running", "match"),
+        "draft": ("tokens", "max_running", "path"),
+    }
+    for name, value in SpeculateConfig():
+        acts = name in ("kind", *used[speculate.kind])
+        if not acts and getattr(speculate, name) != value:
+            yield f"engine.speculate.{name}: not used while kind is {speculate.kind}"
+
+
 def _longest_sequence(config: Config) -> int:
     return (config.data.max_prompt_tokens or 1) + config.rollout.max_new_tokens
 
@@ -166,6 +213,14 @@ def _score(config: Config) -> Iterator[str]:
         yield (
             "score.rewards: every weight is 0, so there is nothing to learn; give one a weight, or "
             "name a teacher (model.reference, with loss.kl.coefficient above 0)"
+        )
+
+
+def _rounded_weights(config: Config) -> Iterator[str]:
+    if config.train.rounded_weights and config.engine.weights == "same":
+        yield (
+            "train.rounded_weights: true rounds as engine.weights does, which is same: nothing is "
+            "rounded; set it to false, or engine.weights to int8 or fp8"
         )
 
 
@@ -194,6 +249,15 @@ def _exact_notes(config: Config) -> Iterator[str]:
         yield (
             "engine.kv_on_update: keep lets a response go on with keys of older weights, which no "
             "numerics can repeat in training; with recompute its new tokens stay exact"
+        )
+
+
+def _types(config: Config) -> Iterator[str]:
+    if config.model.dtype == "float16":
+        yield (
+            "model.dtype: float16 is not trained in: gradients below 6e-8 become 0 in it, and no "
+            "loss scaling keeps them above; set bfloat16 or float32 (engine.dtype: float16 lets "
+            "the engine alone compute in it)"
         )
 
 

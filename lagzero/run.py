@@ -311,6 +311,10 @@ class EngineProbe:
         self._last_moved += moved
         if moved:
             out["engine/num_moved"] = moved
+        proposed = now.num_proposed - last.num_proposed
+        if proposed:
+            out["engine/num_proposed"] = proposed
+            out["engine/num_accepted"] = now.num_accepted - last.num_accepted
         prompts = now.num_prompt_tokens - last.num_prompt_tokens
         if prompts:
             out["engine/prefix_hit_share"] = (

@@ -2,6 +2,7 @@
 
 A request's life: ``add`` puts it in the waiting line; ``step`` computes its prompt once, forks its
 members onto the shared pages, draws one token for each running member and returns those that ended.
+With ``speculation`` a step may draw several; they are the same tokens.
 A member may be parked between rounds, and taken back and begun again elsewhere.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import numpy as np
@@ -20,6 +22,7 @@ from lagzero.engine.request import Completion, Request, Sequence
 from lagzero.engine.runner import PolicyModel, probe_kv_shapes, run
 from lagzero.engine.sampler import sample, uniforms
 from lagzero.engine.scheduler import Scheduler
+from lagzero.engine.speculation import Speculation
 from lagzero.engine.stopping import Decoder, final_text, finish_reason
 from lagzero.errors import LagzeroError
 from lagzero.types import Finish, sampled_tokens
@@ -50,7 +53,8 @@ class EngineCounters:
     slot: ``num_prompt_tokens`` its ids, ``num_cached_tokens`` those of them whose keys and values
     were found in the prefix cache. Members that take over their group's prompt, and sequences that
     come back after preemption, add nothing to either. ``num_parked`` counts rounds that ended at
-    ``round_tokens``.
+    ``round_tokens``. ``num_proposed`` counts tokens that were guessed and judged, ``num_accepted``
+    those of them that saved a forward pass.
     """
 
     num_steps: int
@@ -60,6 +64,8 @@ class EngineCounters:
     num_cached_tokens: int
     max_used_pages: int
     num_parked: int
+    num_proposed: int
+    num_accepted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +82,18 @@ class Engine:
     """Continuous batching on one device. Not thread-safe: one thread calls it at a time."""
 
     def __init__(
-        self, policy: PolicyModel, decoder: Decoder, limits: EngineLimits, version: int = 0
+        self,
+        policy: PolicyModel,
+        decoder: Decoder,
+        limits: EngineLimits,
+        version: int = 0,
+        speculation: Speculation | None = None,
     ):
         self.policy = policy
         self.limits = limits
         self.version = version
         self._decoder = decoder
+        self._speculation = speculation
         self._shapes = probe_kv_shapes(policy).shapes
         self._cache: KVCache | None = None
         num_pages = -(-limits.kv_cache_tokens // limits.page_size)
@@ -97,6 +109,8 @@ class Engine:
         self._num_steps = 0
         self._num_sampled = 0
         self._max_used_pages = 0
+        self._num_proposed = 0
+        self._num_accepted = 0
 
     @property
     def has_work(self) -> bool:
@@ -115,6 +129,8 @@ class Engine:
             s.num_cached_tokens,
             self._max_used_pages,
             s.num_parked,
+            self._num_proposed,
+            self._num_accepted,
         )
 
     @property
@@ -140,8 +156,7 @@ class Engine:
             raise LagzeroError(f"request {request.id}: the prompt has no tokens")
         unfinished: list[Sequence] = []
         finished: list[Completion] = []
-        for member in range(len(request.seeds)):
-            seq = Sequence.of(request, member)
+        for seq in Sequence.all_of(request):
             ended = finish_reason(seq, self._decoder, self.policy.context_limit)
             if ended is None:
                 unfinished.append(seq)
@@ -169,7 +184,10 @@ class Engine:
         scheduler = self._scheduler
         if scheduler.is_idle:
             return finished
-        schedule = scheduler.schedule(self.version)
+        proposals = {}
+        if self._speculation is not None:
+            proposals = self._speculation.propose(scheduler.running, self.policy.context_limit)
+        schedule = scheduler.schedule(self.version, proposals)
         if self._cache is None:
             pool = scheduler.pool
             self._cache = KVCache(
@@ -179,44 +197,70 @@ class Engine:
         logits = run(self.policy, self._cache, schedule.work)
         self._num_steps += 1
         self._max_used_pages = max(self._max_used_pages, scheduler.pool.num_used)
-        drawing: list[Sequence] = []
+        drawing: list[tuple[Sequence, tuple[int, ...]]] = []
         rows: list[int] = []
         row = 0
         for work in schedule.work:
-            scheduler.computed(work, self.version)
+            scheduler.computed(work.sequence, work.num_own, self.version)
             if work.sequence.num_pending == 0:
-                group = [work.sequence, *scheduler.fork(work.sequence)]
-                drawing.extend(group)
-                rows.extend([row] * len(group))
-                row += 1
+                for seq in (work.sequence, *scheduler.fork(work.sequence)):
+                    drawing.append((seq, work.proposed))
+                    rows.extend(range(row, row + work.num_sampling))
+                row += work.num_sampling
         if drawing:
             if len(rows) != logits.shape[0]:
                 logits = logits[torch.tensor(rows, device=logits.device)]
-            self._draw(logits, drawing)
-        for seq in drawing:
-            ended = finish_reason(seq, self._decoder, self.policy.context_limit)
-            if ended is not None:
-                finished.append(self._completion(seq, ended))
-                scheduler.remove(seq)
-            elif seq.num_new >= seq.round_end:
-                scheduler.park(seq)
+            finished += self._draw(logits, drawing)
         return finished
 
-    def _draw(self, logits: torch.Tensor, drawing: list[Sequence]) -> None:
-        seeds = np.array([s.request.seeds[s.member] for s in drawing], np.uint64)
-        counters = np.array([s.num_new for s in drawing], np.uint64)
+    def _draw(
+        self, logits: torch.Tensor, drawing: list[tuple[Sequence, tuple[int, ...]]]
+    ) -> list[Completion]:
+        """Sample behind each sequence and each id proposed for it; return the members that end."""
+        rows = [(s, s.num_new + ahead) for s, ids in drawing for ahead in range(1 + len(ids))]
+        seeds = np.array([s.request.seeds[s.member] for s, _ in rows], np.uint64)
+        places = np.array([place for _, place in rows], np.uint64)
         with torch.inference_mode():
             ids, logprobs = sample(
                 logits,
-                [s.request.sampling for s in drawing],
-                uniforms(seeds, counters),
+                [s.request.sampling for s, _ in rows],
+                uniforms(seeds, places),
                 exact=self.policy.exact is not None,
             )
-        for seq, token, logprob in zip(drawing, ids, logprobs, strict=True):
+        drawn = zip(ids, logprobs, strict=True)
+        finished: list[Completion] = []
+        for seq, proposed in drawing:
+            ended = self._append(seq, proposed, list(islice(drawn, 1 + len(proposed))))
+            if ended is not None:
+                finished.append(self._completion(seq, ended))
+                self._scheduler.remove(seq)
+            elif seq.num_new >= seq.round_end:
+                self._scheduler.park(seq)
+        return finished
+
+    def _append(
+        self, seq: Sequence, proposed: tuple[int, ...], drawn: list[tuple[int, float]]
+    ) -> Finish | None:
+        """Append what was drawn until it is not what was proposed there, or the sequence ends.
+
+        Return why it ends, or None while it goes on.
+        """
+        ended, before = None, seq.num_new
+        for (token, logprob), guess in zip(drawn, (*proposed, None), strict=True):
             seq.ids.append(token)
             seq.logprobs.append(logprob)
             seq.versions.append(self.version)
-        self._num_sampled += len(drawing)
+            ended = finish_reason(seq, self._decoder, self.policy.context_limit)
+            if ended is not None or token != guess:
+                break
+        kept = seq.num_new - before - 1
+        self._num_sampled += kept + 1
+        if proposed:
+            self._scheduler.judged(seq, kept, self.version)
+            seq.num_kept = kept
+            self._num_proposed += len(proposed)
+            self._num_accepted += kept
+        return ended
 
     def _completion(self, seq: Sequence, finish: Finish) -> Completion:
         tokens = sampled_tokens(seq.ids[seq.num_prompt :], seq.logprobs, seq.versions)
@@ -272,6 +316,8 @@ class Engine:
         if release:
             self._scheduler.drop_all_pages()
             self._cache = None
+            if self._speculation is not None:
+                self._speculation.proposer.release()
 
     def release_memory(self) -> None:
         """Give the KV cache's memory back while no sequence needs it. Raises if one does."""

@@ -148,10 +148,19 @@ class Sequence:
     nameable: bool = True  # False once its pages hold keys of more than one policy version
     round_end: int = 0  # new tokens at which its round ends; the scheduler sets it
     followers: list[Sequence] = field(default_factory=list["Sequence"])
+    group: tuple[Sequence, ...] = ()  # all members of its request, itself and ended ones included
+    num_kept: int | None = None  # of the tokens proposed for it last
 
     @classmethod
-    def of(cls, request: Request, member: int) -> Sequence:
-        """Return a member's state before its first step here."""
+    def all_of(cls, request: Request) -> tuple[Sequence, ...]:
+        """Return the members' states before their first step here."""
+        group = tuple(cls._of(request, member) for member in range(len(request.seeds)))
+        for seq in group:
+            seq.group = group
+        return group
+
+    @classmethod
+    def _of(cls, request: Request, member: int) -> Sequence:
         seq = cls(request, member, list(request.prompt_ids))
         if request.begun:
             begun = request.begun[member]

@@ -12,7 +12,7 @@ is nothing else to do. Source of such partial rollouts: Kimi k1.5 (2025), arXiv 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,11 +22,31 @@ from lagzero.engine.request import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Compute ``count`` ids of a sequence; if that is all of them, its next token is sampled."""
+    """Compute ``count`` ids of a sequence, the last of them ``proposed``: not (yet) its own.
+
+    If its own are all of them, its next token is sampled, and one behind each proposed id.
+    """
 
     sequence: Sequence
     start: int
     count: int
+    proposed: tuple[int, ...] = ()
+
+    @property
+    def num_own(self) -> int:
+        """How many of the ids the sequence has."""
+        return self.count - len(self.proposed)
+
+    @property
+    def ids(self) -> list[int]:
+        """What is computed."""
+        return [*self.sequence.ids[self.start : self.start + self.num_own], *self.proposed]
+
+    @property
+    def num_sampling(self) -> int:
+        """How many of the ids, at the end, a token is sampled behind."""
+        ends = self.start + self.num_own == len(self.sequence.ids)
+        return 1 + len(self.proposed) if ends else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +122,15 @@ class Scheduler:
         self.parked.extend(seq for seq in members if seq.num_new == seq.round_end)
         self.waiting.extend(_led([seq for seq in members if seq.num_new < seq.round_end]))
 
-    def schedule(self, version: int) -> Schedule:
+    def schedule(
+        self, version: int, proposals: Mapping[Sequence, tuple[int, ...]] | None = None
+    ) -> Schedule:
         """Choose the next step's work and give it pages. Raises OutOfPages if one sequence alone
-        cannot fit the pool."""
+        cannot fit the pool.
+
+        ``proposals`` are ids that may follow those of decoding sequences. They take pages that are
+        free, and none that another sequence has.
+        """
         if self.parked and not self.running and not self.waiting:
             self._new_round()
         self._copies = []
@@ -113,6 +139,8 @@ class Scheduler:
             if seq in self.running and self._reserve(seq):
                 work.append(Work(seq, seq.num_computed, 1))
         work = [w for w in work if w.sequence in self.running]  # a later one may preempt an earlier
+        if proposals:
+            work = [self._extended(w, proposals.get(w.sequence, ())) for w in work]
         budget = self.chunk_tokens
         for seq in self.running:
             count = min(seq.num_pending, budget)
@@ -183,6 +211,15 @@ class Scheduler:
                 if victim is seq:
                     return False
 
+    def _extended(self, work: Work, proposed: tuple[int, ...]) -> Work:
+        """Let a decoding sequence compute proposed ids too, if there are pages for them."""
+        count = work.count + len(proposed)
+        try:
+            self._give_pages(work.sequence, count)
+        except OutOfPages:
+            return work
+        return Work(work.sequence, work.start, count, proposed)
+
     def _take_pages(self, line: list[Sequence] | deque[Sequence]) -> bool:
         """Take all pages of the last in a line that has some. False if none has."""
         holder = next((s for s in reversed(line) if s.pages), None)
@@ -220,10 +257,9 @@ class Scheduler:
         seq.pages, seq.num_computed, seq.num_named, seq.name = [], 0, 0, b""
         seq.nameable = True
 
-    def computed(self, work: Work, version: int) -> None:
-        """Record that a piece of work is done and name the pages that it filled."""
-        seq = work.sequence
-        seq.num_computed += work.count
+    def computed(self, seq: Sequence, count: int, version: int) -> None:
+        """Record that the next ``count`` ids of a sequence have keys; name the pages they fill."""
+        seq.num_computed += count
         size = self.pool.page_size
         while (
             self.use_prefix_cache
@@ -234,6 +270,12 @@ class Scheduler:
             seq.name = chain_hash(version, seq.name, seq.ids[start : start + size])
             self.pool.remember(seq.pages[seq.num_named], seq.name)
             seq.num_named += 1
+
+    def judged(self, seq: Sequence, kept: int, version: int) -> None:
+        """Record that it kept the first of its proposed ids; free the pages of the others alone."""
+        self.computed(seq, kept, version)
+        while len(seq.pages) > -(-len(seq.ids) // self.pool.page_size):
+            self.pool.release(seq.pages.pop())
 
     def fork(self, seq: Sequence) -> list[Sequence]:
         """Let the followers share the pages of the finished prompt.

@@ -295,6 +295,8 @@ CATALOG: tuple[Metric, ...] = (
         "engine/num_preemptions", "", "sum", "Sequences put back because the KV cache was full."
     ),
     Metric("engine/num_moved", "", "sum", "Responses that went on at another engine, at any time."),
+    Metric("engine/num_proposed", "tokens", "sum", "Guessed tokens that the policy judged."),
+    Metric("engine/num_accepted", "tokens", "sum", "Those that saved a forward pass."),
     Metric("engine/max_used_pages", "pages", "max", "Most KV cache pages in use since the start."),
     Metric(
         "engine/prefix_hit_share",

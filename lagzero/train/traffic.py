@@ -1,8 +1,9 @@
 """Plays random traffic on an engine and scores what it sampled again, as training does.
 
 The traffic holds what can change a batch: prompts of all lengths, some with a common start, groups,
-chunked prefill, preemption, requests that are taken back and begun again, memory that is given
-back, and new weights while sequences run. Scoring packs the sequences at random.
+chunked prefill, preemption, guessed tokens that are judged together, requests that are taken back
+and begun again, memory that is given back, and new weights while sequences run. Scoring packs the
+sequences at random.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from lagzero.engine.engine import Engine, EngineLimits
 from lagzero.engine.request import Completion, Request, Sampling, derive_seed
+from lagzero.engine.speculation import NgramProposer, Speculation
 from lagzero.prepare.pack import pack
 from lagzero.train.logprobs import chunked_logprobs
 from lagzero.train.model import Policy
@@ -108,7 +110,10 @@ def _engine(policy: Policy, traffic: Traffic, rng: np.random.Generator) -> Engin
         round_tokens=int(rng.integers(4, 20)) if rng.random() < 0.3 else None,
         kv_on_update="recompute",
     )
-    return Engine(policy, _NoText(), limits)
+    speculation = None
+    if rng.random() < 0.5:
+        speculation = Speculation(NgramProposer(1), 5, limits.max_running)
+    return Engine(policy, _NoText(), limits, speculation=speculation)
 
 
 def _request(

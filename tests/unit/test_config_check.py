@@ -190,3 +190,46 @@ def test_exact_numerics_need_one_type_and_keys_of_the_present_weights():
     ahead = config(exact, ("schedule.max_lag", 1))
     assert [note.split(":")[0] for note in notes(ahead)] == ["engine.kv_on_update"]
     assert notes(config(exact, ("schedule.max_lag", 1), ("engine.kv_on_update", "recompute"))) == []
+
+
+def test_float16_is_for_measuring_and_for_engines():
+    (problem,) = check(config(("model.dtype", "float16")))
+    assert problem.startswith("model.dtype: float16 is not trained in")
+    assert "bfloat16 or float32 (engine.dtype: float16" in problem
+    assert check(config(("model.dtype", "float16")), training=False) == []
+    assert found(("engine.dtype", "float16")) == []
+
+
+def test_8_bit_weights_cannot_be_exact():
+    exact, weights = ("model.numerics", "exact"), ("engine.weights", "int8")
+    assert found(exact, weights) == ["engine.weights"]
+    assert found(exact, weights, ("train.rounded_weights", True)) == ["engine.weights"]
+    assert found(weights) == []
+
+
+def test_rounded_weights_need_something_that_rounds():
+    rounds = ("train.rounded_weights", True)
+    assert found(rounds) == ["train.rounded_weights"]
+    assert found(rounds, ("engine.weights", "fp8")) == []
+
+
+def test_a_draft_needs_a_model_that_is_there(tmp_path: Path):
+    draft = ("engine.speculate.kind", "draft")
+    path = "engine.speculate.path"
+    assert found(draft) == [path]
+    assert found(draft, (path, str(tmp_path))) == []
+    assert found(draft, (path, str(tmp_path / "none"))) == [path]
+    assert found(draft, (path, "some/hub-id")) == []
+
+
+def test_keys_of_speculation_that_do_nothing_are_noted():
+    def noted(kind: str) -> list[str]:
+        keys = {"tokens": 3, "max_running": 2, "match": 2, "path": "some/hub-id"}
+        changed = [(f"engine.speculate.{name}", value) for name, value in keys.items()]
+        lines = notes(config(("engine.speculate.kind", kind), *changed))
+        assert all(line.endswith(f": not used while kind is {kind}") for line in lines)
+        return [line.split(":")[0].rpartition(".")[2] for line in lines]
+
+    assert noted("none") == ["tokens", "max_running", "match", "path"]
+    assert noted("ngram") == ["path"]
+    assert noted("draft") == ["match"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from transformers import (
 
 from lagzero.engine.engine import Engine, EngineLimits
 from lagzero.engine.request import Completion, Request
+from lagzero.engine.speculation import Speculation
 from lagzero.numerics.attention import ATTENTION, register
 from lagzero.train.model import Policy
 
@@ -52,6 +53,7 @@ class Scripted:
     device = torch.device("cpu")
     dtype = torch.float32
     exact = None
+    native = None
 
     def __init__(self, table: torch.Tensor, context_limit: int = 1 << 20):
         self.table = table
@@ -127,6 +129,31 @@ def make_model(family: str, seed: int = 0) -> tuple[Policy, Any]:
     module = make._from_config(config, attn_implementation=ATTENTION).eval()
     module.load_state_dict(plain.state_dict())
     return Policy(module.requires_grad_(False), Words()), plain
+
+
+class Guesses:
+    """Proposes what each sequence is known to sample, but for every ``wrong``-th place.
+
+    A place with no known token gets one that is made up.
+    """
+
+    def __init__(self, known: Completions, wrong: int = 0):
+        self.known = {key: done.tokens["id"].tolist() for key, done in known.items()}
+        self.wrong = wrong
+        self.asked: list[dict[tuple[int, int], int]] = []  # how many each time, by sequence
+        self.releases = 0
+
+    def propose(self, limits: Mapping[Any, int]) -> dict[Any, list[int]]:
+        self.asked.append({(seq.request.id, seq.member): most for seq, most in limits.items()})
+        return {seq: [self._guess(seq, ahead) for ahead in range(n)] for seq, n in limits.items()}
+
+    def _guess(self, seq: Any, ahead: int) -> int:
+        place, known = seq.num_new + ahead, self.known[seq.request.id, seq.member]
+        right = known[place] if place < len(known) else 3
+        return (right + 1) % 8 if self.wrong and (place + 1) % self.wrong == 0 else right
+
+    def release(self) -> None:
+        self.releases += 1
 
 
 class Versions:
@@ -230,6 +257,11 @@ def _drain() -> Callable[..., Completions]:
 
 
 @pytest.fixture(scope="session")
+def guesses() -> type[Guesses]:
+    return Guesses
+
+
+@pytest.fixture(scope="session")
 def scripted() -> type[Scripted]:
     return Scripted
 
@@ -243,8 +275,14 @@ def words() -> type[Words]:
 def engine_of() -> Callable[..., Engine]:
     """Make an engine: ``engine_of(policy, decoder, **limits)``."""
 
-    def make(policy: Any, decoder: Any = None, version: int = 0, **limits: Any) -> Engine:
+    def make(
+        policy: Any,
+        decoder: Any = None,
+        version: int = 0,
+        speculation: Speculation | None = None,
+        **limits: Any,
+    ) -> Engine:
         sizes = {"page_size": 8, "kv_cache_tokens": 4096, **limits}
-        return Engine(policy, decoder or Words(), EngineLimits(**sizes), version)
+        return Engine(policy, decoder or Words(), EngineLimits(**sizes), version, speculation)
 
     return make

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lagzero.engine.request import Request, Sampling, derive_seed
+from lagzero.engine.speculation import NgramProposer, Speculation
 
 TRUNK = tuple(range(30, 60))
 SIZES = [(5, 2), (11, 4), (16, 1)]  # prompt tokens and members of each request
@@ -108,16 +109,23 @@ def play(caller: Caller, actions) -> dict[int, tuple[np.ndarray, ...]]:
     return caller.finish()
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     actions=st.lists(ACTIONS, min_size=4, max_size=25),
     limits=LIMITS,
     kv=st.sampled_from(["keep", "recompute"]),
+    wrong=st.sampled_from([None, 0, 1, 3]),
 )
-def test_any_interleaving_gives_the_same_tokens(actions, limits, kv, plain, model, engine_of):
-    """Adding, stepping, taking back and resuming, sleeping and publishing equal weights."""
+def test_any_interleaving_gives_the_same_tokens(
+    actions, limits, kv, wrong, plain, model, engine_of, guesses
+):
+    """Adding, stepping, taking back and resuming, sleeping and publishing equal weights.
+
+    With guesses too: none, right ones, wrong ones, and both.
+    """
     policy, _ = model("llama")
-    caller = Caller(engine_of(policy, kv_on_update=kv, **limits))
+    guess = None if wrong is None else Speculation(guesses(plain, wrong), 4, 6)
+    caller = Caller(engine_of(policy, kv_on_update=kv, speculation=guess, **limits))
     for number, members in play(caller, actions).items():
         for member, tokens in enumerate(members):
             want = plain[number, member].tokens
@@ -134,7 +142,8 @@ def test_recomputing_each_token_is_of_its_version_alone_in_any_interleaving(
 ):
     """WS3, WS4: what one pass over all ids with that version's weights says."""
     versions = versions_of("llama")
-    engine = engine_of(versions.policy, kv_on_update="recompute", **limits)
+    copied = Speculation(NgramProposer(1), 4, 6)
+    engine = engine_of(versions.policy, kv_on_update="recompute", speculation=copied, **limits)
     versions.publish(engine, 0)
     caller = Caller(engine, lambda version: versions.publish(engine, version))
     for number, members in play(caller, actions).items():

@@ -76,5 +76,5 @@ def test_a_request_refuses_negative_tokens():
 )
 def test_only_the_newest_tokens_of_a_version_count_into_its_round(versions, number):
     begun = sampled_tokens([5] * len(versions), [-1.0] * len(versions), versions)
-    seq = Sequence.of(Request(0, (1, 2), (0,), Sampling(9), (begun,)), 0)
+    seq = Sequence.all_of(Request(0, (1, 2), (0,), Sampling(9), (begun,)))[0]
     assert seq.num_sampled_by(2) == number
