@@ -57,16 +57,14 @@ def probe_kv_shapes(policy: PolicyModel) -> ShapeProbe:
 
 
 def run(policy: PolicyModel, cache: KVCache, works: Sequence[Work]) -> torch.Tensor:
-    """Compute ``works`` and return the logits [N, V] of those that end with their newest id."""
+    """Compute ``works`` and return the logits [N, V] of the ids that a token is sampled behind."""
     ids: list[int] = []
     positions: list[int] = []
     samples: list[int] = []
     for work in works:
-        end = work.start + work.count
-        ids.extend(work.sequence.ids[work.start : end])
-        positions.extend(range(work.start, end))
-        if end == len(work.sequence.ids):
-            samples.append(len(ids) - 1)
+        ids.extend(work.ids)
+        positions.extend(range(work.start, work.start + work.count))
+        samples.extend(range(len(ids) - work.num_sampling, len(ids)))
     device = policy.device
     with torch.inference_mode():
         hidden = policy.hidden(
