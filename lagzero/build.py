@@ -15,7 +15,7 @@ from lagzero.data.prompts import Prompts
 from lagzero.errors import LagzeroError
 from lagzero.losses.objective import make_loss, needs_entropy, needs_reference
 from lagzero.numerics.allocator import keep_freed_memory
-from lagzero.numerics.precision import has_fast_bfloat16, pick_dtype
+from lagzero.numerics.precision import has_fast_bfloat16, has_fast_float16, pick_dtype
 from lagzero.prepare.prepare import GroupPreparer
 from lagzero.runtime.local_runtime import (
     ComputeThread,
@@ -41,6 +41,7 @@ from lagzero.train.model import (
     load_tokenizer,
     pick_device,
 )
+from lagzero.train.quantised import compute_with_rounded
 from lagzero.train.step import LocalTrainer
 from lagzero.types import Array, Sample
 
@@ -82,16 +83,20 @@ def prepare_process(config: Config) -> Config:
 def machine_notes(config: Config) -> tuple[str, ...]:
     """Return what a user should know of this machine under these settings, one line each."""
     device = pick_device(config.model.device)
-    if "bfloat16" not in (config.model.dtype, config.engine.dtype) or has_fast_bfloat16(device):
+    types = {config.model.dtype, config.engine.dtype}
+    fast = {"bfloat16": has_fast_bfloat16, "float16": has_fast_float16}
+    slow = [name for name, has_fast in fast.items() if name in types and not has_fast(device)]
+    if not slow:
         return ()
+    products = " or ".join(slow)
     if config.model.numerics == "exact":
         return (
-            f"note: this {device.type} has no bfloat16 matrix products, so exact numerics make "
+            f"note: this {device.type} has no {products} matrix products, so exact numerics make "
             "them in float32 and round",
         )
     return (
-        f"note: this {device.type} has no bfloat16 matrix products, so they are computed number by "
-        "number, tens of times slower than float32; set model.dtype (engine.dtype) to float32",
+        f"note: this {device.type} has no {products} matrix products, so they are computed number "
+        "by number, tens of times slower than float32; set model.dtype (engine.dtype) to float32",
     )
 
 
@@ -105,6 +110,8 @@ def build_policy(config: Config) -> Policy:
     if config.model.numerics == "exact":
         apart = config.placement.kind != "colocated"
         policy = make_exact(policy, [config.placement.engine_threads] if apart else [])
+    if config.train.rounded_weights and config.engine.weights != "same":
+        compute_with_rounded(policy, config.engine.weights)
     return policy
 
 
@@ -235,7 +242,8 @@ def _critic(config: Config, policy: Policy) -> Critic | None:
 def _critic_trunk(config: Config, path: str | None, policy: Policy) -> Policy:
     """Load the critic's own model, with adapters of its own where the policy has some."""
     fast = config.model.model_copy(update={"numerics": "fast"})  # nothing samples from it
-    config = config.model_copy(update={"model": fast})
+    whole = config.train.model_copy(update={"rounded_weights": False})
+    config = config.model_copy(update={"model": fast, "train": whole})
     if path is None:
         return build_policy(config)
     lora = config.model.lora

@@ -17,16 +17,21 @@ from contextlib import (
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
+
 from lagzero.config import Config
 from lagzero.engine.attention import KVCache
 from lagzero.engine.engine import Engine, EngineCounters, EngineLimits
 from lagzero.engine.request import Sampling
 from lagzero.engine.runner import probe_kv_shapes
+from lagzero.engine.speculation import DraftProposer, NgramProposer, Speculation
+from lagzero.errors import LagzeroError
 from lagzero.generate.native_backend import NativeBackend
 from lagzero.generate.patient import PatientGenerator
 from lagzero.generate.process_backend import ProcessBackend
 from lagzero.generate.rollout import SamplingBackend, SingleTurnGenerator
 from lagzero.generate.turns import TurnsGenerator
+from lagzero.native.decoder import make_native
 from lagzero.numerics.allocator import keep_freed_memory
 from lagzero.numerics.memory import free_bytes
 from lagzero.numerics.precision import pick_dtype
@@ -46,10 +51,12 @@ from lagzero.runtime.process_pool import DeathRule, EnginePool
 from lagzero.schedule.check import runs_on
 from lagzero.schedule.router import Repacking
 from lagzero.sync.memory import CopiedWeights, SharedWeights
+from lagzero.sync.quantised import QuantisedWeights, RequantisedWeights
 from lagzero.sync.shared_memory import Manifest, SlotWeights, WeightSlots
 from lagzero.train.exactness import make_exact
 from lagzero.train.lora import add_lora
-from lagzero.train.model import Policy, load_policy, stop_ids
+from lagzero.train.model import Policy, load_beside, load_policy, stop_ids
+from lagzero.train.quantised import quantisable, quantised_copy
 
 
 class Backend(SamplingBackend, Protocol):
@@ -96,11 +103,9 @@ def build_serving(
     match config.placement.kind:
         case "colocated":
             serving_policy = build_serving_policy(config, policy)
-            engine = Engine(
-                serving_policy, serving_policy.tokenizer, _engine_limits(config, serving_policy)
-            )
+            engine = _engine(config, serving_policy)
             native = NativeBackend(engine, compute)
-            link = _link(policy, serving_policy, engine, compute)
+            link = _link(config, policy, serving_policy, engine, compute)
             gate = _turns(config, native)
             return _serving(config, policy, native, (native,), link, gate, nullcontext, report)
         case "disaggregated" | "swap":
@@ -118,9 +123,13 @@ def _in_processes(
     config: Config, policy: Policy, compute: ComputeThread, report: Callable[[str], None]
 ) -> Serving:
     placement = config.placement
-    same = config.engine.dtype == "same"
-    dtype = None if same else pick_dtype(config.engine.dtype, policy.device)
-    slots = WeightSlots(Manifest.of(policy.weights(), dtype), policy.trainable().keys())
+    dtype, staged = _engine_dtype(config, policy), _staged(config, policy)
+    if staged is None:
+        source, layout, changing = policy.weights(), policy.weights(), policy.trainable().keys()
+    else:
+        source, layout, changing = staged.tensors, staged.layout(dtype), staged.changing
+    manifest = Manifest.of(layout, dtype if staged is None else None)
+    slots = WeightSlots(manifest, changing)
     atexit.register(slots.close)  # should the run fail before it has begun
     places = _core_places(config)
     cores = [each for place in places for each in place.engines] or [None] * placement.engines
@@ -141,7 +150,9 @@ def _in_processes(
     below = placement.repack_below
     repacking = None if below is None else Repacking(below, config.engine.max_running)
     backend = ProcessBackend(pool, num_parts=num_parts, repacking=repacking)
-    link = SlotWeights(policy.weights(), slots, pool, compute)
+    link: WeightLink = SlotWeights(source, slots, pool, compute)
+    if staged is not None:
+        link = RequantisedWeights(staged.refresh, link, compute)
     gate = FreeGate() if num_parts == 1 else _swaps(pool, places)
 
     @asynccontextmanager
@@ -190,7 +201,7 @@ def serve_engine(config: Config) -> Served:
     policy = build_serving_policy(config, policy)
     if config.model.numerics == "exact":
         policy = make_exact(policy)
-    engine = Engine(policy, policy.tokenizer, _engine_limits(config, policy))
+    engine = _engine(config, policy)
     return Served(engine, dict(policy.module.named_parameters()))
 
 
@@ -244,21 +255,70 @@ def _serving(
     )
 
 
-def _link(policy: Policy, serving: Policy, engine: Engine, compute: ComputeThread) -> WeightLink:
+def _link(
+    config: Config, policy: Policy, serving: Policy, engine: Engine, compute: ComputeThread
+) -> WeightLink:
     if serving is policy:
         return SharedWeights(engine, compute)
-    changing = policy.trainable().keys()
-    return CopiedWeights(policy.weights(), serving.weights(), engine, compute, changing)
+    staged, target = _staged(config, policy), serving.weights()
+    if staged is None:
+        changing = policy.trainable().keys()
+        return CopiedWeights(policy.weights(), target, engine, compute, changing)
+    link = CopiedWeights(staged.tensors, target, engine, compute, staged.changing)
+    return RequantisedWeights(staged.refresh, link, compute)
+
+
+def _staged(config: Config, policy: Policy) -> QuantisedWeights | None:
+    kind = config.engine.weights
+    if kind == "same":
+        return None
+    matrices = [f"{name}.weight" for name in quantisable(policy)]
+    return QuantisedWeights(policy.weights(), matrices, kind, policy.trainable().keys())
 
 
 def build_serving_policy(config: Config, policy: Policy) -> Policy:
-    """Return the policy itself where the engine can use its tensors, else a copy in its type."""
+    """Return the policy itself where the engine can use its tensors, else a copy as it wants it."""
+    wanted, kind = _engine_dtype(config, policy), config.engine.weights
+    if kind != "same":
+        return quantised_copy(policy, kind, wanted)
+    return policy if wanted in (None, policy.dtype) else policy.cast_copy(wanted)
+
+
+def _engine_dtype(config: Config, policy: Policy) -> torch.dtype | None:
+    """Return the type to cast to, or None where each tensor keeps its own."""
     match config.engine.dtype:
         case "same":
-            return policy
-        case "float32" | "bfloat16" as dtype:
-            wanted = pick_dtype(dtype, policy.device)
-            return policy if policy.dtype == wanted else policy.cast_copy(wanted)
+            return None
+        case "float32" | "bfloat16" | "float16" as dtype:
+            return pick_dtype(dtype, policy.device)
+
+
+def _engine(config: Config, policy: Policy) -> Engine:
+    if config.engine.decoder != "torch" and policy.exact is None:
+        reason = make_native(policy)
+        if reason is not None and config.engine.decoder == "native":
+            raise LagzeroError(f"engine.decoder: native cannot decode here: {reason}; use auto")
+    limits = _engine_limits(config, policy)
+    speculation = _speculation(config, policy, limits)
+    return Engine(policy, policy.tokenizer, limits, speculation=speculation)
+
+
+def _speculation(config: Config, policy: Policy, limits: EngineLimits) -> Speculation | None:
+    asked = config.engine.speculate
+    match asked.kind:
+        case "none":
+            return None
+        case "ngram":
+            proposer = NgramProposer(asked.match)
+        case "draft":
+            draft = load_beside(config.model, str(asked.path), policy, "engine.speculate.path")
+            most = min(limits.kv_cache_tokens, asked.max_running * draft.context_limit)
+            num_ids = policy.module.get_output_embeddings().weight.shape[0]
+            pages = -(-most // limits.page_size)
+            if config.engine.decoder != "torch":
+                make_native(draft)
+            proposer = DraftProposer(draft, pages, limits.page_size, num_ids)
+    return Speculation(proposer, asked.tokens, asked.max_running)
 
 
 def _engine_limits(config: Config, policy: Policy) -> EngineLimits:

@@ -226,6 +226,7 @@ class Engine:
                 [s.request.sampling for s, _ in rows],
                 uniforms(seeds, places),
                 exact=self.policy.exact is not None,
+                native=self.policy.native is not None,
             )
         drawn = zip(ids, logprobs, strict=True)
         finished: list[Completion] = []

@@ -9,6 +9,7 @@ import torch
 
 from lagzero.engine.attention import KVCache, PagedPlan, ShapeProbe
 from lagzero.engine.scheduler import Work
+from lagzero.native.decoder import Decoder, row_of
 from lagzero.numerics.attention import AttentionPlan
 from lagzero.numerics.exact import ExactNumerics
 
@@ -29,6 +30,11 @@ class PolicyModel(Protocol):
     @property
     def exact(self) -> ExactNumerics | None:
         """How its log-probs are those of training bit for bit, or None if they are not."""
+        ...
+
+    @property
+    def native(self) -> Decoder | None:
+        """What computes the forward pass in place of the model's own modules, or None."""
         ...
 
     @property
@@ -65,6 +71,10 @@ def run(policy: PolicyModel, cache: KVCache, works: Sequence[Work]) -> torch.Ten
         ids.extend(work.ids)
         positions.extend(range(work.start, work.start + work.count))
         samples.extend(range(len(ids) - work.num_sampling, len(ids)))
+    if policy.native is not None:
+        pages = [w.sequence.pages[: -(-(w.start + w.count) // cache.page_size)] for w in works]
+        row = row_of(ids, positions, samples, [w.count for w in works], pages)
+        return policy.native.logits(cache.keys, cache.values, cache.page_size, row)
     device = policy.device
     with torch.inference_mode():
         hidden = policy.hidden(

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from lagzero.engine.request import Sampling
 from lagzero.errors import LagzeroError
+from lagzero.native.sampling import draw
 
 _BLOCK = 256  # tokens of the vocabulary that are summed before the search
 
@@ -89,13 +90,17 @@ def sample(
     sampling: Sequence[Sampling],
     uniform: npt.NDArray[np.float64],
     exact: bool = False,
+    native: bool = False,
 ) -> tuple[list[int], list[float]]:
     """Draw one token a row from logits [B, V] and return (ids [B], log-probs [B] in nats).
 
-    With ``exact`` the log-probs are those of ``torch.log_softmax``, as in exact training.
+    With ``exact`` the log-probs are those of ``torch.log_softmax``, as in exact training. With
+    ``native`` rows without truncation are drawn by the C library.
 
     Raises NonFiniteLogits when a row's logits hold NaN or +inf, or nothing but -inf.
     """
+    if native:
+        return _sample_natively(logits, sampling, uniform)
     temperature = torch.tensor([s.temperature or 1.0 for s in sampling], device=logits.device)
     logits = logits.float()
     if bool((temperature != 1).any()):
@@ -115,12 +120,7 @@ def sample(
         log_norm = logits.logsumexp(-1)
     finite = torch.isfinite(log_norm)
     if not bool(finite.all()):
-        raise NonFiniteLogits(
-            f"the model returned non-finite logits for row {int(finite.long().argmin())} of "
-            f"{len(sampling)}: its weights hold NaN, or have grown until they overflow. If this "
-            "happens before the first step, load another model or set model.dtype and engine.dtype "
-            "to float32; if later, lower train.optimizer.lr and resume from an earlier checkpoint"
-        )
+        raise _non_finite(int(finite.long().argmin()), len(sampling))
     if likeliest is not None and bool(greedy.all()):
         ids = likeliest
     else:
@@ -131,3 +131,28 @@ def sample(
     logprobs = logits.gather(1, ids.unsqueeze(1)).squeeze(1) - log_norm
     drawn: tuple[Any, Any] = (ids.cpu().numpy(), logprobs.clamp_(max=0).cpu().numpy())
     return drawn[0].tolist(), drawn[1].tolist()
+
+
+def _sample_natively(
+    logits: torch.Tensor, sampling: Sequence[Sampling], uniform: npt.NDArray[np.float64]
+) -> tuple[list[int], list[float]]:
+    """Draw rows without truncation in C, the others as ever: no row depends on its neighbours."""
+    cut = [row for row, s in enumerate(sampling) if s.truncates and s.temperature > 0]
+    ids, logprobs = draw(logits, [s.temperature for s in sampling], uniform)
+    if (ids < 0).any():
+        raise _non_finite(int(ids.argmin()), len(sampling))
+    found, scored = ids.tolist(), logprobs.tolist()
+    if cut:
+        some = sample(logits[torch.tensor(cut)], [sampling[row] for row in cut], uniform[cut])
+        for row, token, logprob in zip(cut, *some, strict=True):
+            found[row], scored[row] = token, logprob
+    return found, scored
+
+
+def _non_finite(row: int, num: int) -> NonFiniteLogits:
+    return NonFiniteLogits(
+        f"the model returned non-finite logits for row {row} of {num}: its weights hold NaN, or "
+        "have grown until they overflow. If this happens before the first step, load another model "
+        "or set model.dtype and engine.dtype to float32; if later, lower train.optimizer.lr and "
+        "resume from an earlier checkpoint"
+    )

@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from lagzero.config import ModelConfig
 from lagzero.config_files import chat_template_text
 from lagzero.errors import LagzeroError
+from lagzero.native.decoder import Decoder
 from lagzero.numerics.attention import ATTENTION, PLAN_KEYWORD, AttentionPlan, register
 from lagzero.numerics.exact import ExactNumerics, pad_rows, whole_rows
 from lagzero.numerics.precision import pick_dtype
@@ -36,7 +37,7 @@ class Policy:
     ``module`` is the transformers model, always in eval mode: dropout would make the trained
     distribution another than the sampled one. ``adapter`` is PEFT's wrapper around it, or None.
     ``fp32_head`` says that the head multiplies in float32 whatever the model's type. ``exact`` is
-    set by ``make_exact``.
+    set by ``make_exact``, ``native`` by ``make_native``; the engine alone uses the latter.
     """
 
     module: Any
@@ -44,6 +45,7 @@ class Policy:
     adapter: Any = None
     fp32_head: bool = False
     exact: ExactNumerics | None = None
+    native: Decoder | None = None
 
     @property
     def device(self) -> torch.device:
@@ -122,7 +124,7 @@ class Policy:
         module, adapter = copy.deepcopy((self.module, self.adapter))
         for parameter in module.parameters():
             parameter.data = parameter.data.to(dtype)
-        return replace(self, module=module.requires_grad_(False), adapter=adapter)
+        return replace(self, module=module.requires_grad_(False), adapter=adapter, native=None)
 
 
 ReferenceScope = Callable[[], AbstractContextManager[Policy]]
@@ -221,7 +223,8 @@ def stop_ids(module: Any, tokenizer: Any) -> tuple[int, ...]:
 
 def frozen_copy(policy: Policy) -> ReferenceScope:
     """Copy the policy as it is now, to be the reference of a run that trains all weights."""
-    frozen = replace(policy, module=copy.deepcopy(policy.module).requires_grad_(False))
+    module = copy.deepcopy(policy.module).requires_grad_(False)
+    frozen = replace(policy, module=module, native=None)
 
     @contextmanager
     def scope() -> Generator[Policy]:
@@ -239,20 +242,27 @@ def load_reference(config: ModelConfig, policy: Policy) -> ReferenceScope:
     path = config.reference
     if path is None:
         raise ValueError("model.reference names no model")
-    try:
-        other = load_policy(config.model_copy(update={"path": path}), policy.device)
-    except LagzeroError as error:
-        raise LagzeroError(
-            f"model.reference: {path!r} cannot be the reference.\n{error}"
-        ) from error
-    check_same_tokens(other, policy, f"model.reference: {path!r}")
-    other.module.requires_grad_(False)
+    other = load_beside(config, path, policy, "model.reference")
 
     @contextmanager
     def scope() -> Generator[Policy]:
         yield other
 
     return scope
+
+
+def load_beside(config: ModelConfig, path: str, policy: Policy, key: str) -> Policy:
+    """Load another model, frozen, that reads the policy's token ids; ``key`` says who names it.
+
+    Raises LagzeroError when it cannot be loaded, and when its tokenizer has other tokens.
+    """
+    try:
+        other = load_policy(config.model_copy(update={"path": path}), policy.device)
+    except LagzeroError as error:
+        raise LagzeroError(f"{key}: {path!r} cannot be used.\n{error}") from error
+    check_same_tokens(other, policy, f"{key}: {path!r}")
+    other.module.requires_grad_(False)
+    return other
 
 
 def check_same_tokens(other: Policy, policy: Policy, name: str) -> None:
@@ -263,7 +273,7 @@ def check_same_tokens(other: Policy, policy: Policy, name: str) -> None:
         raise LagzeroError(
             f"{name}: its tokenizer has {len(theirs)} tokens and the policy's {len(ours)}, of "
             f"which {shared} are the same; it reads the policy's token ids, so it needs the same. "
-            "Give a model of the same family, or null for the policy as it started"
+            "Give a model of the same family, or remove the key"
         )
 
 

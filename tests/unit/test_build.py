@@ -17,6 +17,7 @@ from lagzero import build_serving as serving_room
 from lagzero.build_serving import build_serving
 from lagzero.config import Config
 from lagzero.config_load import parse_config
+from lagzero.engine.request import Request, Sampling
 from lagzero.errors import LagzeroError
 from lagzero.runtime.local_runtime import ComputeThread
 from lagzero.train.critic import ActorCritic
@@ -41,6 +42,7 @@ class Small:
     device = torch.device("cpu")
     dtype = torch.float32
     exact = None
+    native = None
     context_limit = 1000
 
     def hidden(self, ids, position_ids, plan):
@@ -232,3 +234,46 @@ def test_exact_numerics_are_checked_under_the_threads_of_engine_processes(
     build.build_training(chosen, policy, compute)
     compute.close()
     assert checked == [threads]
+
+
+@pytest.mark.parametrize("kind", ["none", "ngram", "draft"])
+def test_the_engine_speculates_as_configured(kind: str, folder: Path):
+    """The draft gets pages for so many sequences of its own context, no more."""
+    path = str(folder) if kind == "draft" else None
+    speculate = {"kind": kind, "tokens": 3, "max_running": 2, "match": 1, "path": path}
+    chosen = config(
+        model={"path": str(folder), "dtype": "float32"},
+        engine={"kv_cache_tokens": 1024, "page_size": 8, "speculate": speculate},
+    )
+    compute = ComputeThread()
+    try:
+        engine = build_serving(chosen, build.build_policy(chosen), compute, print).backend.engine
+    finally:
+        compute.close()
+    asked = [Request(n, (1, 2, 3), (n,), Sampling(20, temperature=0)) for n in range(2)]
+    for request in asked:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    assert (engine.counters.num_accepted > 0) == (kind != "none")
+    if kind == "draft":
+        assert engine._speculation.proposer._pool.num_pages == 2 * 32 // 8
+
+
+def test_a_draft_with_other_tokens_is_refused(folder: Path):
+    other = folder.parent / "other"
+    LlamaForCausalLM.from_pretrained(folder).save_pretrained(other)
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"w0": 0, "v1": 1}, unk_token="w0"))
+    ).save_pretrained(other)
+    chosen = config(
+        model={"path": str(folder), "dtype": "float32"},
+        engine={"kv_cache_tokens": 1024, "speculate": {"kind": "draft", "path": str(other)}},
+    )
+    compute = ComputeThread()
+    try:
+        policy = build.build_policy(chosen)
+        with pytest.raises(LagzeroError, match=r"engine\.speculate\.path: .*has 2 tokens"):
+            build_serving(chosen, policy, compute, print)
+    finally:
+        compute.close()

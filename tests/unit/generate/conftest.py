@@ -26,6 +26,7 @@ class Random:
     device = torch.device("cpu")
     dtype = torch.float32
     exact = None
+    native = None
     context_limit = 1 << 20
 
     def __init__(self):

@@ -1,0 +1,166 @@
+/* One forward pass of a Llama-like decoder over a flat row of tokens, with a paged KV cache.
+ *
+ * Letters: T tokens of the row, N of them whose logits are wanted, D hidden size, F inner size of the
+ * MLP, V vocabulary, H query heads, K key/value heads, E head size, P tokens a page.
+ *
+ * Activations are held in float32 and, for a bfloat16 model, rounded where torch would round them.
+ * Each output of a product is one sum over its inputs in one order, whatever the number of rows and
+ * threads: a token's logits do not depend on its neighbours.
+ */
+#include <omp.h>
+#include "attention.h"
+#include "sampling.h"
+
+/* to = x / rms(x), rounded, times weight, rounded. In place if to == x. */
+static void normalise(const float *x, const void *weight, long size, float eps, int type, float *to) {
+    vf squares = {};
+    float sum = 0;
+    long whole = size / LANES * LANES;
+    for (long i = 0; i < whole; i += LANES) {
+        vf each = *(const vf_any *)(x + i);
+        squares += each * each;
+    }
+    for (long i = whole; i < size; i++) sum += x[i] * x[i];
+    float factor = 1.0f / sqrtf((sum + sum_of(squares)) / size + eps);
+    for (long i = 0; i < size; i++)
+        to[i] = round_one(load_one(weight, i, type) * round_one(x[i] * factor, type), type);
+}
+
+#if PAIRED
+static void as_pairs(const float *x, long size, uint16_t *pairs) {
+    for (long i = 0; i < size; i++) store_one(pairs, i, x[i], BF16);
+}
+#else
+#define as_pairs(x, size, pairs) ((void)0)
+#endif
+
+/* x = x + more, rounded; then its norm. */
+static void add_normalise(float *x, const float *more, const void *weight, long size, float eps,
+                          int type, float *to) {
+    if (more)
+        for (long i = 0; i < size; i++) x[i] = round_one(x[i] + more[i], type);
+    normalise(x, weight, size, eps, type, to);
+}
+
+static void rotate(float *head, const float *cosine, const float *sine, long size, int type) {
+    long half = size / 2;
+    for (long i = 0; i < half; i++) {
+        float a = head[i], b = head[i + half];
+        head[i] = round_one(round_one(a * cosine[i], type) + round_one(-b * sine[i], type), type);
+        head[i + half] = round_one(
+            round_one(b * cosine[i + half], type) + round_one(a * sine[i + half], type), type);
+    }
+}
+
+static long scratch_row(const Model *of) {
+    long widest = of->hidden > of->heads * of->head_size ? of->hidden : of->heads * of->head_size;
+    return 3 * of->hidden + (2 * of->heads + 2 * of->kv_heads) * of->head_size + 2 * of->inner
+           + (widest > of->inner ? widest : of->inner);
+}
+
+/* Floats of ``Step.scratch``. */
+long scratch_floats(const Model *of, const Step *step) {
+    long shares = (step->longest + LANES) * step->num_threads;
+    return scratch_row(of) * step->num_tokens + of->hidden * step->num_sampled * 2 + shares;
+}
+
+/* What a token's query, key and value go through before attention. */
+static void place_token(const Model *of, const Layer *layer, const Step *step, long t, float *query,
+                        float *key, const float *value) {
+    const long E = of->head_size, P = of->page_size, at = step->positions[t];
+    const int type = (int)of->type;
+    const float *cosine = step->cosine + t * E, *sine = step->sine + t * E;
+    long page = step->tables[step->sequences[t] * step->table_width + at / P];
+    for (long h = 0; h < of->heads; h++) {
+        float *head = query + h * E;
+        if (layer->norm_query) normalise(head, layer->norm_query, E, of->eps, type, head);
+        rotate(head, cosine, sine, E, type);
+    }
+    for (long h = 0; h < of->kv_heads; h++) {
+        float *head = key + h * E;
+        if (layer->norm_key) normalise(head, layer->norm_key, E, of->eps, type, head);
+        rotate(head, cosine, sine, E, type);
+        long slot = ((page * of->kv_heads + h) * P + at % P) * E;
+        for (long i = 0; i < E; i++) {
+            store_one(layer->keys, slot + i, head[i], type);
+            store_one(layer->values, slot + i, value[h * E + i], type);
+        }
+    }
+}
+
+static void gated(const float *gate, const float *up, long size, int type, float *to) {
+    for (long i = 0; i + LANES <= size; i += LANES) {
+        vf g = *(const vf_any *)(gate + i);
+        vf silu = g / (1.0f + exp_of(-g));
+        for (int j = 0; j < LANES; j++)
+            to[i + j] = round_one(round_one(silu[j], type) * up[i + j], type);
+    }
+    for (long i = size / LANES * LANES; i < size; i++)
+        to[i] = round_one(round_one(gate[i] / (1.0f + expf(-gate[i])), type) * up[i], type);
+}
+
+/* Compute the row: writes its keys and values to the cache, and the logits that are wanted. */
+void forward(const Model *of, const Step *step) {
+    const long T = step->num_tokens, N = step->num_sampled, D = of->hidden, F = of->inner;
+    const long E = of->head_size, Q = of->heads * E, KV = of->kv_heads * E;
+    const int type = (int)of->type;
+    float *x = step->scratch, *normed = x + T * D, *more = normed + T * D, *query = more + T * D;
+    float *key = query + T * Q, *value = key + T * KV, *attended = value + T * KV;
+    float *gate = attended + T * Q, *up = gate + T * F, *spare = up + T * F;
+    float *picked = step->scratch + T * scratch_row(of), *all_shares = picked + N * D * 2;
+    uint16_t *pairs = (uint16_t *)spare; /* inputs of the next product as bfloat16 */
+#pragma omp parallel num_threads((int)step->num_threads)
+    {
+        float *shares = all_shares + omp_get_thread_num() * (step->longest + LANES);
+#pragma omp for schedule(static)
+        for (long t = 0; t < T; t++)
+            for (long i = 0; i < D; i++)
+                x[t * D + i] = load_one(of->embedding, step->ids[t] * D + i, type);
+        for (long number = 0; number < of->num_layers; number++) {
+            const Layer *layer = of->layers + number;
+#pragma omp for schedule(static)
+            for (long t = 0; t < T; t++) {
+                add_normalise(x + t * D, number ? more + t * D : 0, layer->norm_in, D, of->eps,
+                              type, normed + t * D);
+                as_pairs(normed + t * D, D, pairs + t * D);
+            }
+            multiply(&layer->query, T, normed, pairs, query, type);
+            multiply(&layer->key, T, normed, pairs, key, type);
+            multiply(&layer->value, T, normed, pairs, value, type);
+#pragma omp barrier
+#pragma omp for schedule(static)
+            for (long t = 0; t < T; t++)
+                place_token(of, layer, step, t, query + t * Q, key + t * KV, value + t * KV);
+            attend_all(of, layer, step, query, shares, attended);
+#pragma omp for schedule(static)
+            for (long t = 0; t < T; t++) as_pairs(attended + t * Q, Q, pairs + t * Q);
+            multiply(&layer->out, T, attended, pairs, more, type);
+#pragma omp barrier
+#pragma omp for schedule(static)
+            for (long t = 0; t < T; t++) {
+                add_normalise(x + t * D, more + t * D, layer->norm_mlp, D, of->eps, type,
+                              normed + t * D);
+                as_pairs(normed + t * D, D, pairs + t * D);
+            }
+            multiply(&layer->gate, T, normed, pairs, gate, type);
+            multiply(&layer->up, T, normed, pairs, up, type);
+#pragma omp barrier
+#pragma omp for schedule(static)
+            for (long t = 0; t < T; t++) {
+                gated(gate + t * F, up + t * F, F, type, gate + t * F);
+                as_pairs(gate + t * F, F, pairs + t * F);
+            }
+            multiply(&layer->down, T, gate, pairs, more, type);
+#pragma omp barrier
+        }
+#pragma omp for schedule(static)
+        for (long n = 0; n < N; n++) {
+            long t = step->sampled[n];
+            float *to = picked + n * D;
+            add_normalise(x + t * D, more + t * D, of->norm_final, D, of->eps, type, to);
+            as_pairs(to, D, (uint16_t *)(picked + N * D) + n * D);
+        }
+        multiply(&of->head, N, picked, (uint16_t *)(picked + N * D), step->logits,
+                 of->wide_head ? F32 : type);
+    }
+}

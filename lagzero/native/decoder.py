@@ -1,0 +1,312 @@
+"""A policy's forward pass by the C library: which models it can run, and one call a step."""
+
+# transformers' own annotations are incomplete.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from lagzero.native.library import NotBuilt, library
+from lagzero.numerics.packed import PackedPlan
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_PAIRS = 32  # inputs of a product come in so many at once
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("rows", ctypes.c_long),
+        ("inputs", ctypes.c_long),
+        ("type", ctypes.c_long),
+    )
+
+
+_NORMS = ("norm_in", "norm_mlp", "norm_query", "norm_key")
+_LINEARS = ("query", "key", "value", "out", "gate", "up", "down")
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _NORMS),
+        *((name, _Linear) for name in _LINEARS),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("window", ctypes.c_long),
+    )
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (
+        ("layers", ctypes.POINTER(_Layer)),
+        ("embedding", ctypes.c_void_p),
+        ("norm_final", ctypes.c_void_p),
+        ("head", _Linear),
+        *(
+            (name, ctypes.c_long)
+            for name in (
+                "num_layers",
+                "hidden",
+                "inner",
+                "heads",
+                "kv_heads",
+                "head_size",
+                "page_size",
+                "type",
+                "wide_head",
+            )
+        ),
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *(
+            (name, ctypes.c_long)
+            for name in ("num_tokens", "num_sampled", "table_width", "num_threads", "longest")
+        ),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "ids",
+                "positions",
+                "sequences",
+                "tables",
+                "sampled",
+                "cosine",
+                "sine",
+                "scratch",
+                "logits",
+            )
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A flat row of T tokens: each has an id, a position and a sequence, each sequence its pages.
+
+    All are int64 tensors. ``sampled`` [N] are the places of the row whose logits are wanted.
+    """
+
+    ids: torch.Tensor  # [T]
+    positions: torch.Tensor  # [T]
+    sequences: torch.Tensor  # [T] rows of ``tables``
+    tables: torch.Tensor  # [sequences, pages of the longest]
+    sampled: torch.Tensor  # [N]
+    longest: int  # tokens of the longest sequence
+
+
+def why_not(policy: Any) -> str | None:
+    """Say why the library cannot run a policy here, or None if it can."""
+    module = policy.module
+    config = module.config
+    if policy.device.type != "cpu":
+        return f"the weights are on {policy.device}"
+    if config.model_type not in FAMILIES:
+        return f"it knows {', '.join(FAMILIES)}, not {config.model_type}"
+    if policy.adapter is not None:
+        return "the policy has an adapter"
+    if policy.dtype not in (torch.float32, torch.bfloat16):
+        return f"the weights are {policy.dtype}, neither float32 nor bfloat16"
+    if config.hidden_act != "silu":
+        return f"the activation is {config.hidden_act}, not silu"
+    sizes = {layer.self_attn.head_dim for layer in module.model.layers}
+    if len(sizes) != 1 or next(iter(sizes)) % 16:
+        return f"head sizes {sorted(sizes)} are not one multiple of 16"
+    inputs = {linear.weight.shape[1] for linear in _linears(module)}
+    if any(each % _PAIRS for each in inputs):
+        return f"products have {sorted(inputs)} inputs, not multiples of {_PAIRS}"
+    stored = {linear.weight.dtype for linear in _linears(module)} - {policy.dtype, torch.int8}
+    if stored:
+        return f"weights of linear layers are {', '.join(map(str, stored))}"
+    try:
+        library()
+    except NotBuilt as error:
+        return str(error)
+    return None
+
+
+def _linears(module: Any) -> list[Any]:
+    found = [module.get_output_embeddings()]
+    for layer in module.model.layers:
+        found += _layer_linears(layer)
+    return found
+
+
+def _layer_linears(layer: Any) -> list[Any]:
+    a, m = layer.self_attn, layer.mlp
+    return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj]
+
+
+class Decoder:
+    """Runs one policy. Its weights may change in place between two steps.
+
+    ``policy`` is one for which ``why_not`` says nothing.
+    """
+
+    def __init__(self, policy: Any):
+        self._policy = policy
+        self._library = library()
+        self._library.scratch_floats.restype = ctypes.c_long
+        self._library.forward.restype = None
+        self._scratch = torch.empty(0)
+
+    def logits(self, keys: Any, values: Any, page_size: int, row: Row) -> torch.Tensor:
+        """Compute a row; return logits [N, V] in float32.
+
+        ``keys`` and ``values`` are the cache of each layer, [pages, K, page_size, E]; those of the
+        row's tokens are written there.
+        """
+        policy = self._policy
+        with torch.inference_mode():
+            cosine, sine = policy.module.model.rotary_emb(
+                torch.empty(1, dtype=policy.dtype), row.positions.unsqueeze(0)
+            )
+            cosine, sine = cosine[0].float().contiguous(), sine[0].float().contiguous()
+        model = self._model(keys, values, page_size)
+        logits = torch.empty(len(row.sampled), model.head.rows)
+        tensors = (row.ids, row.positions, row.sequences, row.tables, row.sampled, cosine, sine)
+        step = _Step(
+            len(row.ids),
+            len(row.sampled),
+            row.tables.shape[1],
+            torch.get_num_threads(),
+            row.longest,
+            *(each.data_ptr() for each in tensors),
+        )
+        floats = self._library.scratch_floats(ctypes.byref(model), ctypes.byref(step))
+        if len(self._scratch) < floats:
+            self._scratch = torch.empty(floats)
+        step.scratch, step.logits = self._scratch.data_ptr(), logits.data_ptr()
+        self._library.forward(ctypes.byref(model), ctypes.byref(step))
+        return logits
+
+    def _model(self, keys: Any, values: Any, page_size: int) -> _Model:
+        """Point at the weights where they are now."""
+        policy = self._policy
+        module, config = policy.module, policy.module.config
+        layers = (_Layer * len(module.model.layers))()
+        for number, (layer, to) in enumerate(zip(module.model.layers, layers, strict=True)):
+            attention = layer.self_attn
+            to.norm_in = layer.input_layernorm.weight.data_ptr()
+            to.norm_mlp = layer.post_attention_layernorm.weight.data_ptr()
+            if config.model_type == "qwen3":
+                to.norm_query = attention.q_norm.weight.data_ptr()
+                to.norm_key = attention.k_norm.weight.data_ptr()
+            for name, linear in zip(_LINEARS, _layer_linears(layer), strict=True):
+                setattr(to, name, _linear(linear))
+            to.keys, to.values = keys[number].data_ptr(), values[number].data_ptr()
+            where = config if config.model_type == "mistral" else attention
+            to.window = getattr(where, "sliding_window", None) or 0
+        first = module.model.layers[0].self_attn
+        return _Model(
+            layers,
+            module.get_input_embeddings().weight.data_ptr(),
+            module.model.norm.weight.data_ptr(),
+            _linear(module.get_output_embeddings()),
+            len(layers),
+            config.hidden_size,
+            config.intermediate_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            first.head_dim,
+            page_size,
+            _TYPES[policy.dtype],
+            int(policy.fp32_head),
+            config.rms_norm_eps,
+            first.scaling,
+        )
+
+
+def _linear(module: Any) -> _Linear:
+    weight, bias, scale = module.weight, module.bias, getattr(module, "scale", None)
+    return _Linear(
+        weight.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        None if scale is None else scale.data_ptr(),
+        weight.shape[0],
+        weight.shape[1],
+        _TYPES[weight.dtype],
+    )
+
+
+def row_of(
+    ids: list[int],
+    positions: list[int],
+    sampled: list[int],
+    counts: Sequence[int],
+    pages: Sequence[list[int]],
+) -> Row:
+    """Lay out a row that has ``counts[s]`` tokens of sequence s, whose pages are ``pages[s]``."""
+    width = max(map(len, pages))
+    return Row(
+        torch.tensor(ids),
+        torch.tensor(positions),
+        torch.repeat_interleave(torch.tensor(counts)),
+        torch.tensor([each + [0] * (width - len(each)) for each in pages]),
+        torch.tensor(sampled, dtype=torch.long),
+        max(positions) + 1,
+    )
+
+
+_CHECKED = 8  # tokens
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}  # of the logits' standard deviation
+
+
+def make_native(policy: Any) -> str | None:
+    """Let a policy decode by the C library. Returns why it cannot, and None where it does.
+
+    Its logits of a few tokens are compared with those of the model's own modules first, so that a
+    variant of a family that the library does not know is found before anything is sampled.
+    """
+    reason = why_not(policy)
+    if reason is None:
+        decoder = Decoder(policy)
+        gap = _gap(policy, decoder)
+        if not gap <= _TOLERANCE[policy.dtype]:
+            return f"its logits differ from the model's by {gap:.3g} standard deviations"
+        policy.native = decoder
+    return reason
+
+
+def _gap(policy: Any, decoder: Decoder) -> float:
+    """Return the largest difference of a logit, in standard deviations of the logits."""
+    num, page = _CHECKED, 4
+    generator = torch.Generator().manual_seed(0)
+    size = policy.module.get_input_embeddings().weight.shape[0]
+    ids = torch.randint(size, (num,), generator=generator)
+    places = torch.arange(num)
+    plan = PackedPlan(places.numpy(), np.zeros(num, np.int64), np.full(1, -1), policy.device)
+    with torch.inference_mode():
+        expected = policy.logits(policy.hidden(ids, places, plan))
+    attention = policy.module.model.layers[0].self_attn
+    kv_heads = attention.k_proj.weight.shape[0] // attention.head_dim
+    shape = (-(-num // page), kv_heads, page, attention.head_dim)
+    caches = [
+        [torch.zeros(shape, dtype=policy.dtype) for _ in policy.module.model.layers]
+        for _ in range(2)
+    ]
+    row = Row(
+        ids,
+        places,
+        torch.zeros(num, dtype=torch.long),
+        torch.arange(shape[0]).unsqueeze(0),
+        places,
+        num,
+    )
+    found = decoder.logits(*caches, page, row)
+    return float((found - expected).abs().max() / expected.std())

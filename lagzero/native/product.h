@@ -1,0 +1,169 @@
+/* y = x W^T + b for few or many tokens: tiles of the weight's rows and the tokens. */
+#pragma once
+#include "vectors.h"
+
+#ifdef __AVX512F__
+#define COLUMNS 6 /* of a tile: 4 x 6 sums and 4 + 1 operands fit 32 registers */
+#else
+#define COLUMNS 3 /* 4 x 3 sums and 3 + 1 operands fit 16 */
+#endif
+#define ROWS 4   /* rows of a weight in a tile */
+#define BLOCK 32 /* rows of a weight in one piece of work */
+#define STRIP 12 /* tokens that meet a block while both are in cache */
+#if defined(__AVX512BF16__)
+#define PAIRED 1 /* products of bfloat16 weights take bfloat16 inputs, two at once */
+#else
+#define PAIRED 0
+#endif
+
+typedef struct {
+    const void *weight; /* [rows, inputs] */
+    const void *bias;   /* [rows] in the model's type, or null */
+    const float *scale; /* [rows] of an INT8 weight, or null */
+    long rows, inputs, type;
+} Linear;
+
+/* In a register: else gcc reads an operand from memory again for each use, twice as many loads. */
+INLINE vf held(vf v) {
+#ifdef __x86_64__
+    __asm__("" : "+v"(v));
+#endif
+    return v;
+}
+
+/* sums[a][b] = weight row a . x row b, for ``rows`` x ``columns`` of them; x is float32. */
+INLINE void dot(const void *weight, const void *x, long inputs, int type, int rows, int columns,
+                float *sums) {
+    vf each[COLUMNS], total[ROWS][COLUMNS] = {};
+    const float *input = x;
+    const long whole = inputs / LANES * LANES;
+    for (long i = 0; i < whole; i += LANES) {
+#pragma GCC unroll 8
+        for (int b = 0; b < columns; b++) each[b] = held(*(const vf_any *)(input + b * inputs + i));
+#pragma GCC unroll 8
+        for (int a = 0; a < rows; a++) {
+            vf w = held(load(weight, a * inputs + i, type));
+#pragma GCC unroll 8
+            for (int b = 0; b < columns; b++) total[a][b] += w * each[b];
+        }
+    }
+#pragma GCC unroll 8
+    for (int a = 0; a < rows; a++)
+#pragma GCC unroll 8
+        for (int b = 0; b < columns; b++) sums[a * columns + b] = sum_of(total[a][b]);
+    for (long i = whole; i < inputs; i++)
+        for (int a = 0; a < rows; a++)
+            for (int b = 0; b < columns; b++)
+                sums[a * columns + b] += load_one(weight, a * inputs + i, type) * input[b * inputs + i];
+}
+
+#if PAIRED
+/* The same of bfloat16 weights and inputs, whose number is a multiple of 32. */
+INLINE void dot_pairs(const void *weight, const void *x, long inputs, int rows, int columns,
+                      float *sums) {
+    __m512 total[ROWS][COLUMNS];
+    __m512bh each[COLUMNS];
+    const uint16_t *of = weight, *input = x;
+#pragma GCC unroll 8
+    for (int a = 0; a < rows; a++)
+#pragma GCC unroll 8
+        for (int b = 0; b < columns; b++) total[a][b] = _mm512_setzero_ps();
+    for (long i = 0; i < inputs; i += 32) {
+#pragma GCC unroll 8
+        for (int b = 0; b < columns; b++)
+            each[b] = (__m512bh)held((vf)_mm512_loadu_si512(input + b * inputs + i));
+#pragma GCC unroll 8
+        for (int a = 0; a < rows; a++) {
+            __m512bh w = (__m512bh)held((vf)_mm512_loadu_si512(of + a * inputs + i));
+#pragma GCC unroll 8
+            for (int b = 0; b < columns; b++) total[a][b] = _mm512_dpbf16_ps(total[a][b], w, each[b]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int a = 0; a < rows; a++)
+#pragma GCC unroll 8
+        for (int b = 0; b < columns; b++) sums[a * columns + b] = sum_of((vf)total[a][b]);
+}
+#define DOT_BF16 dot_pairs(weight, x, inputs, rows, columns, sums)
+#else
+#define DOT_BF16 dot(weight, x, inputs, BF16, rows, columns, sums)
+#endif
+
+/* Compiled once for each number of columns, apart from all else, so that its sums get registers. */
+typedef void Dot(const void *weight, const void *x, long inputs, float *sums);
+#define DOTS(NAME, ROWS_, COLUMNS_)                                                                \
+    static __attribute__((noinline)) void NAME##_f32(const void *weight, const void *x,            \
+                                                     long inputs, float *sums) {                   \
+        dot(weight, x, inputs, F32, ROWS_, COLUMNS_, sums);                                        \
+    }                                                                                              \
+    static __attribute__((noinline)) void NAME##_bf16(const void *weight, const void *x,           \
+                                                      long inputs, float *sums) {                  \
+        const int rows = ROWS_, columns = COLUMNS_;                                                \
+        DOT_BF16;                                                                                  \
+    }                                                                                              \
+    static __attribute__((noinline)) void NAME##_int8(const void *weight, const void *x,           \
+                                                      long inputs, float *sums) {                  \
+        dot(weight, x, inputs, INT8, ROWS_, COLUMNS_, sums);                                       \
+    }
+DOTS(dot_1x1, 1, 1)
+DOTS(dot_4x1, ROWS, 1)
+DOTS(dot_4x2, ROWS, 2)
+DOTS(dot_4x3, ROWS, 3)
+#define TABLE(TYPE) {dot_1x1_##TYPE, dot_4x1_##TYPE, dot_4x2_##TYPE, dot_4x3_##TYPE
+#if COLUMNS == 6
+DOTS(dot_4x4, ROWS, 4)
+DOTS(dot_4x5, ROWS, 5)
+DOTS(dot_4x6, ROWS, 6)
+#define REST(TYPE) , dot_4x4_##TYPE, dot_4x5_##TYPE, dot_4x6_##TYPE}
+#else
+#define REST(TYPE) }
+#endif
+static Dot *const dots[3][COLUMNS + 1] = {TABLE(f32) REST(f32), TABLE(bf16) REST(bf16),
+                                          TABLE(int8) REST(int8)};
+
+/* Rows from ``row`` on times ``columns`` tokens from ``t`` on. */
+static void tile(const Linear *of, int rows, int columns, long row, long t, const void *x, float *y,
+                 int round_to) {
+    static const long sizes[] = {4, 2, 1};
+    const long inputs = of->inputs;
+    const int type = (int)of->type;
+    float sums[ROWS * COLUMNS];
+    const char *from = (const char *)x + t * inputs * (PAIRED && type == BF16 ? 2 : 4);
+    const char *weight = (const char *)of->weight + row * inputs * sizes[type];
+    dots[type][rows == 1 ? 0 : columns](weight, from, inputs, sums);
+    for (int a = 0; a < rows; a++) {
+        float scale = type == INT8 ? of->scale[row + a] : 1;
+        float bias = of->bias ? load_one(of->bias, row + a, round_to) : 0;
+        for (int b = 0; b < columns; b++)
+            y[(t + b) * of->rows + row + a] = round_one(sums[a * columns + b] * scale + bias, round_to);
+    }
+}
+
+/* A block of rows times all tokens. */
+static void block(const Linear *of, long first, long num, const void *x, float *y, int round_to) {
+    long end = first + BLOCK < of->rows ? first + BLOCK : of->rows;
+    for (long strip = 0; strip < num; strip += STRIP) {
+        long last = strip + STRIP < num ? strip + STRIP : num;
+        for (long row = first; row < end;) {
+            int rows = row + ROWS <= end ? ROWS : 1;
+            for (long t = strip; t < last;) {
+                long tiles = (last - t + COLUMNS - 1) / COLUMNS; /* of similar width */
+                int columns = rows == 1 ? 1 : (int)((last - t + tiles - 1) / tiles);
+                tile(of, rows, columns, row, t, x, y, round_to);
+                t += columns;
+            }
+            row += rows;
+        }
+    }
+}
+
+/* y [num, rows] = x [num, inputs] weight^T + bias, shared out among the team; no barrier after it.
+ *
+ * ``pairs`` is x as bfloat16, for a PAIRED product. */
+static void multiply(const Linear *of, long num, const float *x, const uint16_t *pairs, float *y,
+                     int round_to) {
+    long blocks = (of->rows + BLOCK - 1) / BLOCK;
+    const void *inputs = PAIRED && of->type == BF16 ? (const void *)pairs : x;
+#pragma omp for schedule(dynamic, 1) nowait
+    for (long b = 0; b < blocks; b++) block(of, b * BLOCK, num, inputs, y, round_to);
+}

@@ -1,0 +1,98 @@
+/* Vectors of float32 lanes, the types that weights and caches are held in, and rounding. */
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+#ifdef __AVX512F__
+#define LANES 16
+#else
+#define LANES 8
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef float vf_any __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t vh_any __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef int8_t vc_any __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+enum { F32 = 0, BF16 = 1, INT8 = 2 };
+
+/* gcc makes several instructions of what the machine has one for; hence the intrinsics. */
+INLINE vf widen(const uint16_t *from) {
+#if LANES == 16
+    return (vf)((vu)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)) << 16);
+#elif defined(__AVX2__)
+    return (vf)((vu)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)) << 16);
+#else
+    return (vf)(__builtin_convertvector(*(const vh_any *)from, vu) << 16);
+#endif
+}
+
+INLINE vf widen_bytes(const int8_t *from) {
+#if LANES == 16
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    return __builtin_convertvector(*(const vc_any *)from, vf);
+#endif
+}
+
+INLINE vf load(const void *from, long at, int type) {
+    if (type == F32) return *(const vf_any *)((const float *)from + at);
+    if (type == BF16) return widen((const uint16_t *)from + at);
+    return widen_bytes((const int8_t *)from + at);
+}
+
+INLINE float load_one(const void *from, long at, int type) {
+    if (type == F32) return ((const float *)from)[at];
+    if (type == INT8) return ((const int8_t *)from)[at];
+    union { uint32_t bits; float value; } wide = {(uint32_t)((const uint16_t *)from)[at] << 16};
+    return wide.value;
+}
+
+/* To the nearest bfloat16, ties to even; infinities stay, NaN stays NaN. */
+INLINE float round_one(float value, int type) {
+    if (type == F32 || value != value) return value;
+    union { float value; uint32_t bits; } wide = {value};
+    wide.bits += 0x7fff + ((wide.bits >> 16) & 1);
+    wide.bits &= 0xffff0000u;
+    return wide.value;
+}
+
+INLINE void store_one(void *to, long at, float value, int type) {
+    if (type == F32) { ((float *)to)[at] = value; return; }
+    union { float value; uint32_t bits; } wide = {round_one(value, BF16)};
+    ((uint16_t *)to)[at] = (uint16_t)(wide.bits >> 16);
+}
+
+INLINE vf pick(vi which, vf yes, vf no) { return (vf)((which & (vi)yes) | (~which & (vi)no)); }
+
+INLINE float sum_of(vf v) {
+    for (int width = LANES / 2; width; width /= 2) {
+        vi other;
+        for (int i = 0; i < LANES; i++) other[i] = i ^ width;
+        v += __builtin_shuffle(v, other);
+    }
+    return v[0];
+}
+
+/* exp to 2 units in the last place, 0 below e^-87: 2^n and a polynomial on [-ln 2 / 2, ln 2 / 2]. */
+INLINE vf exp_of(vf x) {
+    vf low = (vf){} - 87.0f, high = (vf){} + 88.0f;
+    vi none = x < low;
+    x = pick(none, low, x);
+    x = pick(x > high, high, x);
+    vf steps = x * 1.44269504f + 12582912.0f; /* rounds to an integer in the low bits */
+    vi whole = (vi)steps - 0x4b400000;
+    steps -= 12582912.0f;
+    vf r = x - steps * 0.693359375f + steps * 2.12194440e-4f;
+    vf p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r
+             + 4.1665795894e-2f) * r + 1.6666665459e-1f) * r + 5.0000001201e-1f;
+    return pick(none, (vf){}, (p * r * r + r + 1.0f) * (vf)((whole + 127) << 23));
+}
