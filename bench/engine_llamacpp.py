@@ -20,6 +20,7 @@ import numpy as np
 import peers
 
 Array = np.ndarray[Any, Any]
+ERROR = 4  # the library's level
 
 
 def main() -> None:
@@ -33,7 +34,7 @@ def main() -> None:
     if not file.exists():  # in a process of its own, whose memory is not this one's
         subprocess.run([sys.executable, *sys.argv[:-1], f"--peer=quantize-{kind}"], check=True)
     begun = time.perf_counter()
-    lib.llama_log_set(_silent, None)
+    lib.llama_log_set(_log, None)
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(str(file).encode(), lib.llama_model_default_params())
     if model is None:
@@ -48,8 +49,10 @@ def main() -> None:
 
 
 @lib.llama_log_callback
-def _silent(_level: int, _text: bytes, _data: Any) -> None:
-    """Print nothing: the last line of the output is the result."""
+def _log(level: int, text: bytes, _data: Any) -> None:
+    """Pass on errors alone."""
+    if level == ERROR:
+        sys.stderr.write(text.decode())
 
 
 def weights_file(job: peers.Job, kind: str) -> Path:

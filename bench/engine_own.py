@@ -67,6 +67,7 @@ def make_engine(job: peers.Job, peer: str) -> Any:
             "engine": engine,
             "data": {"train": [{"kind": "arithmetic", "size": 1}]},
             "score": {"rewards": [{"use": "number_answer"}]},
+            "eval": {"before": False, "after": False},
         }
     )
     return serve_engine(config).engine
