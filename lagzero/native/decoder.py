@@ -153,7 +153,7 @@ def _layer_linears(layer: Any) -> list[Any]:
 
 
 class Decoder:
-    """Runs one policy. Its weights may change in place between two steps.
+    """Runs one policy. Between two steps its parameters may change, in place or with their storage.
 
     ``policy`` is one for which ``why_not`` says nothing.
     """
@@ -164,6 +164,9 @@ class Decoder:
         self._library.scratch_floats.restype = ctypes.c_long
         self._library.forward.restype = None
         self._scratch = torch.empty(0)
+        self._parameters = list(policy.module.parameters())
+        self._places: list[int] = []  # of parameters and cache, when ``_model`` was made
+        self._model = _Model()
 
     def logits(self, keys: Any, values: Any, page_size: int, row: Row) -> torch.Tensor:
         """Compute a row; return logits [N, V] in float32.
@@ -177,7 +180,11 @@ class Decoder:
                 torch.empty(1, dtype=policy.dtype), row.positions.unsqueeze(0)
             )
             cosine, sine = cosine[0].float().contiguous(), sine[0].float().contiguous()
-        model = self._model(keys, values, page_size)
+        caches = [cache[number] for cache in (keys, values) for number in range(len(keys))]
+        places = [each.data_ptr() for each in (*self._parameters, *caches)]
+        if places != self._places:
+            self._model, self._places = self._point(keys, values, page_size), places
+        model = self._model
         logits = torch.empty(len(row.sampled), model.head.rows)
         tensors = (row.ids, row.positions, row.sequences, row.tables, row.sampled, cosine, sine)
         step = _Step(
@@ -195,7 +202,7 @@ class Decoder:
         self._library.forward(ctypes.byref(model), ctypes.byref(step))
         return logits
 
-    def _model(self, keys: Any, values: Any, page_size: int) -> _Model:
+    def _point(self, keys: Any, values: Any, page_size: int) -> _Model:
         """Point at the weights where they are now."""
         policy = self._policy
         module, config = policy.module, policy.module.config
@@ -296,10 +303,10 @@ def _gap(policy: Any, decoder: Decoder) -> float:
     attention = policy.module.model.layers[0].self_attn
     kv_heads = attention.k_proj.weight.shape[0] // attention.head_dim
     shape = (-(-num // page), kv_heads, page, attention.head_dim)
-    caches = [
+    keys, values = (
         [torch.zeros(shape, dtype=policy.dtype) for _ in policy.module.model.layers]
         for _ in range(2)
-    ]
+    )
     row = Row(
         ids,
         places,
@@ -308,5 +315,5 @@ def _gap(policy: Any, decoder: Decoder) -> float:
         places,
         num,
     )
-    found = decoder.logits(*caches, page, row)
+    found = decoder.logits(keys, values, page, row)
     return float((found - expected).abs().max() / expected.std())
