@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
+    from lagzero.native.decoder import make_native
     from lagzero.numerics.allocator import keep_freed_memory
     from lagzero.numerics.quiet import quiet_libraries
     from lagzero.train.quantised import quantised_copy
@@ -37,22 +38,27 @@ def main() -> None:
     keep_freed_memory()
     quiet_libraries()
     policy = exact.load(options, options.dtype)
-    engines = {"same": policy, **{kind: quantised_copy(policy, kind, None) for kind in KINDS}}
+    engines = {kind: quantised_copy(policy, kind, None) for kind in KINDS}
+    engines = {"same": policy, "same (torch)": policy.cast_copy(policy.dtype), **engines}
+    decoders = {name: "torch" for name in engines}
+    for name, engine in engines.items():
+        if not name.endswith("(torch)") and make_native(engine) is None:
+            decoders[name] = "C"
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     samples: dict[str, list[Any]] = {}
     for _ in range(options.repeats):
         for name, engine in engines.items():
             samples[name], spent = exact.rollout(engine, options)
             seconds[name].append(spent)
-    print("| engine.weights | rollout | trainer | mean gap | largest gap | KL | tokens |")
-    print("|---|---|---|---|---|---|---|")
+    print("| weights | decoded in | rollout | trainer | mean gap | largest gap | KL | tokens |")
+    print("|---|---|---|---|---|---|---|---|")
     gaps = {(name, "as it is"): gaps_of(policy, sampled) for name, sampled in samples.items()}
     gaps |= {(kind, "rounded"): gaps_of(rounded(policy, kind), samples[kind]) for kind in KINDS}
     for (name, trainer), gap in gaps.items():
         spent = statistics.median(seconds[name])
         kl = float((np.expm1(gap) - gap).mean())
         print(
-            f"| {name} | {spent:.1f} s | {trainer} | {np.abs(gap).mean():.2g} | "
+            f"| {name} | {decoders[name]} | {spent:.1f} s | {trainer} | {np.abs(gap).mean():.2g} | "
             f"{np.abs(gap).max():.2g} | {kl:.1g} | {len(gap)} |"
         )
 

@@ -54,7 +54,8 @@ def quantised_copy(policy: Policy, kind: Kind, dtype: torch.dtype | None) -> Pol
     for parameter in module.parameters():
         if dtype is not None and id(parameter) not in kept:
             parameter.data = parameter.data.to(dtype)
-    return replace(policy, module=module.requires_grad_(False), adapter=adapter)
+    module.requires_grad_(False)
+    return replace(policy, module=module, adapter=adapter, native=None)
 
 
 def compute_with_rounded(policy: Policy, kind: Kind) -> None:
