@@ -40,7 +40,7 @@ def main() -> None:
     policy = exact.load(options, options.dtype)
     engines = {kind: quantised_copy(policy, kind, None) for kind in KINDS}
     engines = {"same": policy, "same (torch)": policy.cast_copy(policy.dtype), **engines}
-    decoders = {name: "torch" for name in engines}
+    decoders = dict.fromkeys(engines, "torch")
     for name, engine in engines.items():
         if not name.endswith("(torch)") and make_native(engine) is None:
             decoders[name] = "C"
