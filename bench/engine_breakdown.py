@@ -134,7 +134,8 @@ def native_attention(calls: Sequence[tuple[Callable[[Any], Any], Any]]) -> float
     """Return the share of the C library's time that contexts longer than one token take."""
     whole = short = 0.0
     for call, row in calls[:: -(-len(calls) // REPLAYED)]:
-        first = replace(row, positions=row.positions * 0, tables=row.tables[:, :1], longest=1)
+        pages = row.tables[:, :1].contiguous()
+        first = replace(row, positions=row.positions * 0, tables=pages, longest=1)
         whole += peers.median_s(functools.partial(call, row))
         short += peers.median_s(functools.partial(call, first))
     return max(0.0, 1 - short / whole)

@@ -26,6 +26,7 @@ ERROR = 4  # the library's level
 def main() -> None:
     """Sample once, with weights of the type that the peer's name ends with."""
     job, peer = peers.Job.of_arguments()
+    lib.llama_log_set(_log, None)
     verb, kind = peer.split("-", 1)
     if verb == "quantize":
         quantize(job, kind)
@@ -34,7 +35,6 @@ def main() -> None:
     if not file.exists():  # in a process of its own, whose memory is not this one's
         subprocess.run([sys.executable, *sys.argv[:-1], f"--peer=quantize-{kind}"], check=True)
     begun = time.perf_counter()
-    lib.llama_log_set(_log, None)
     lib.llama_backend_init()
     model = lib.llama_model_load_from_file(str(file).encode(), lib.llama_model_default_params())
     if model is None:

@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from lagzero.engine.engine import Engine, EngineLimits
 from lagzero.engine.request import Request, Sampling
+from lagzero.native.decoder import make_native
 from lagzero.numerics.attention import ATTENTION, register
 from lagzero.train.model import Policy
 
@@ -108,8 +109,9 @@ def test_a_part_that_raises_is_left(monkeypatch: pytest.MonkeyPatch):
     assert (shares["sampling"], shares["other"]) == (0.25, 0.75)
 
 
+@pytest.mark.parametrize("native", [False, True])
 def test_the_hooks_find_every_part_of_an_engine_and_the_rows_of_its_steps(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, native: bool
 ):
     for module_name, path, _ in engine_breakdown.HOOKS:  # they are put back afterwards
         *owners, name = path.split(".")
@@ -120,6 +122,9 @@ def test_the_hooks_find_every_part_of_an_engine_and_the_rows_of_its_steps(
     register()
     model = llama()
     model.set_attn_implementation(ATTENTION)
+    policy = Policy(model, None)
+    if native:
+        assert make_native(policy) is None
     watched = engine_breakdown.watch_engine()
     assert not watched.missing
 
@@ -127,14 +132,16 @@ def test_the_hooks_find_every_part_of_an_engine_and_the_rows_of_its_steps(
         def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
             return ""
 
-    engine = Engine(Policy(model, None), Decoder(), EngineLimits(kv_cache_tokens=256))
+    engine = Engine(policy, Decoder(), EngineLimits(kv_cache_tokens=256))
     engine.add(Request(0, (1, 2, 3, 4, 5), (1, 2), Sampling(3)))
     while engine.has_work:
         engine.step()
     assert watched.steps == [(5, 1), (2, 2), (2, 2)]
     shares = watched.shares(wall_s=10.0)
     assert math.isclose(sum(shares.values()), 1)
-    assert min(shares[part] for part in ("matmul", "attention", "sampling", "layers", "other")) > 0
+    parts = ["matmul", "sampling", "layers", "other"] + ["attention"] * (not native)
+    assert min(shares[part] for part in parts) > 0
+    assert len(watched.native) >= 3 * native
 
 
 def test_rows_between_two_sizes_cost_what_lies_between():

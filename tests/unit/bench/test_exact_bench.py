@@ -29,7 +29,13 @@ def options(monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     monkeypatch.setattr(bench, "load", load)
     monkeypatch.setattr(peers, "chat_prompts", lambda _, num: [[5, 6, 7 + n] for n in range(num)])
     return argparse.Namespace(
-        model="", dtype=None, option=bench.OPTIONS, prompts=2, samples=2, new_tokens=9
+        model="",
+        dtype=None,
+        option=bench.OPTIONS,
+        prompts=2,
+        samples=2,
+        new_tokens=9,
+        decoder="auto",
     )
 
 
@@ -44,8 +50,11 @@ def test_the_table_has_a_row_for_each_type_and_option(
     head, line, *rows = capsys.readouterr().out.splitlines()
     assert len(cells(head)) == line.count("---") == 6
     named = [(row[0], row[1].strip("`")) for row in map(cells, rows)]
-    plain = [("float32", each) for each in ("fast", "rounded_softmax", "exact")]
-    assert named == plain + [(t, o) for t in ("bfloat16", "float16") for o in bench.OPTIONS]
+    single = [
+        ("float32", each) for each in bench.OPTIONS if each not in ("fp32_head", "float32_trainer")
+    ]
+    half = [("float16", each) for each in bench.OPTIONS if each != "torch_decoder"]
+    assert named == [*single, *(("bfloat16", each) for each in bench.OPTIONS), *half]
     largest = {name: float(cells(row)[3]) for name, row in zip(named, rows, strict=True)}
     assert [largest[dtype, "exact"] for dtype in bench.DTYPES] == [0, 0, 0]
     fast = [largest[dtype, "fast"] for dtype in ("float32", "float16", "bfloat16")]
