@@ -4,7 +4,7 @@
 
 #define SLICE 64 /* of a head's size that is summed at once */
 
-/* Scores of tokens first to last, which lie in the pages of ``table``; stores them from shares on. */
+/* Scores of tokens first to last, which lie in the pages of ``table``, from shares on. */
 INLINE void score(const Model *of, const void *keys, int type, const int64_t *table, long head,
                   long first, long last, const float *query, float *shares) {
     const long E = of->head_size, P = of->page_size;

@@ -1,7 +1,7 @@
 /* One forward pass of a Llama-like decoder over a flat row of tokens, with a paged KV cache.
  *
- * Letters: T tokens of the row, N of them whose logits are wanted, D hidden size, F inner size of the
- * MLP, V vocabulary, H query heads, K key/value heads, E head size, P tokens a page.
+ * Letters: T tokens of the row, N of them whose logits are wanted, D hidden size, F inner size of
+ * the MLP, V vocabulary, H query heads, K key/value heads, E head size, P tokens a page.
  *
  * Activations are held in float32 and, for a bfloat16 model, rounded where torch would round them.
  * Each output of a product is one sum over its inputs in one order, whatever the number of rows and
@@ -12,7 +12,8 @@
 #include "sampling.h"
 
 /* to = x / rms(x), rounded, times weight, rounded. In place if to == x. */
-static void normalise(const float *x, const void *weight, long size, float eps, int type, float *to) {
+static void normalise(const float *x, const void *weight, long size, float eps, int type,
+                      float *to) {
     vf squares = {};
     float sum = 0;
     long whole = size / LANES * LANES;

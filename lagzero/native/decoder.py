@@ -165,7 +165,7 @@ class Decoder:
         self._library.forward.restype = None
         self._scratch = torch.empty(0)
         self._parameters = list(policy.module.parameters())
-        self._places: list[int] = []  # of parameters and cache, when ``_model`` was made
+        self._places: list[int] = []  # page size, parameters, cache: what ``_model`` was made of
         self._model = _Model()
 
     def logits(self, keys: Any, values: Any, page_size: int, row: Row) -> torch.Tensor:
@@ -181,7 +181,7 @@ class Decoder:
             )
             cosine, sine = cosine[0].float().contiguous(), sine[0].float().contiguous()
         caches = [cache[number] for cache in (keys, values) for number in range(len(keys))]
-        places = [each.data_ptr() for each in (*self._parameters, *caches)]
+        places = [page_size, *(each.data_ptr() for each in (*self._parameters, *caches))]
         if places != self._places:
             self._model, self._places = self._point(keys, values, page_size), places
         model = self._model

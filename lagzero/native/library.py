@@ -30,9 +30,10 @@ def library() -> ctypes.CDLL:
     and processor. The OpenMP functions that it calls are those of torch, whose threads it shares; a
     second set of threads would fight them for the cores. Raises NotBuilt.
     """
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+    wanted = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "cc"]
+    compiler = next(filter(None, map(shutil.which, wanted)), None)
     if compiler is None:
-        raise NotBuilt("there is no C compiler (cc, gcc, or what the variable CC names)")
+        raise NotBuilt(f"there is no C compiler {' or '.join(wanted)}; the variable CC names one")
     if not hasattr(ctypes.CDLL(None), "GOMP_parallel"):
         raise NotBuilt(f"torch {torch.__version__} does not share its OpenMP functions")
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lagzero"

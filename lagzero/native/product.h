@@ -54,7 +54,8 @@ INLINE void dot(const void *weight, const void *x, long inputs, int type, int ro
     for (long i = whole; i < inputs; i++)
         for (int a = 0; a < rows; a++)
             for (int b = 0; b < columns; b++)
-                sums[a * columns + b] += load_one(weight, a * inputs + i, type) * input[b * inputs + i];
+                sums[a * columns + b] +=
+                    load_one(weight, a * inputs + i, type) * input[b * inputs + i];
 }
 
 #if PAIRED
@@ -76,7 +77,8 @@ INLINE void dot_pairs(const void *weight, const void *x, long inputs, int rows, 
         for (int a = 0; a < rows; a++) {
             __m512bh w = (__m512bh)held((vf)_mm512_loadu_si512(of + a * inputs + i));
 #pragma GCC unroll 8
-            for (int b = 0; b < columns; b++) total[a][b] = _mm512_dpbf16_ps(total[a][b], w, each[b]);
+            for (int b = 0; b < columns; b++)
+                total[a][b] = _mm512_dpbf16_ps(total[a][b], w, each[b]);
         }
     }
 #pragma GCC unroll 8
@@ -135,7 +137,8 @@ static void tile(const Linear *of, int rows, int columns, long row, long t, cons
         float scale = type == INT8 ? of->scale[row + a] : 1;
         float bias = of->bias ? load_one(of->bias, row + a, round_to) : 0;
         for (int b = 0; b < columns; b++)
-            y[(t + b) * of->rows + row + a] = round_one(sums[a * columns + b] * scale + bias, round_to);
+            y[(t + b) * of->rows + row + a] =
+                round_one(sums[a * columns + b] * scale + bias, round_to);
     }
 }
 

@@ -1,4 +1,4 @@
-/* Draw a token a row from logits, one uniform number each; two passes over a row that stays in cache. */
+/* Draw a token a row from logits, one uniform number each, in two passes over a row in cache. */
 #pragma once
 #include "vectors.h"
 
@@ -32,7 +32,7 @@ static long place_of_top(const float *logits, long size) {
     return at;
 }
 
-/* The first token whose cumulative weight exceeds ``uniform`` of all. A weight of 0 is never drawn. */
+/* The first token whose cumulative weight exceeds ``uniform`` of all; none of weight 0. */
 static long search(const float *logits, long size, float top, float temperature, double uniform,
                    const double *parts, double total) {
     long num = (size + PART - 1) / PART, part = 0;

@@ -82,7 +82,8 @@ INLINE float sum_of(vf v) {
     return v[0];
 }
 
-/* exp to 2 units in the last place, 0 below e^-87: 2^n and a polynomial on [-ln 2 / 2, ln 2 / 2]. */
+/* exp, 0 below e^-87: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+ * Its coefficients are those of expf in Cephes (Moshier). */
 INLINE vf exp_of(vf x) {
     vf low = (vf){} - 87.0f, high = (vf){} + 88.0f;
     vi none = x < low;

@@ -23,6 +23,7 @@ from transformers import (
 from lagzero.engine.engine import Engine, EngineLimits
 from lagzero.engine.request import Completion, Request
 from lagzero.engine.speculation import Speculation
+from lagzero.native.decoder import make_native
 from lagzero.numerics.attention import ATTENTION, register
 from lagzero.train.model import Policy
 
@@ -117,9 +118,12 @@ def _config(family: str) -> Any:
 
 
 def make_model(family: str, seed: int = 0) -> tuple[Policy, Any]:
-    """Return a policy under lagzero's attention and its twin under transformers' own."""
+    """Return a policy under lagzero's attention and its twin under transformers' own.
+
+    That of "<family> in C" decodes in C.
+    """
     register()
-    make, config = _config(family)
+    make, config = _config(family.removesuffix(" in C"))
     torch.manual_seed(seed)
     plain = (
         make._from_config(copy.copy(config), attn_implementation="sdpa")
@@ -128,7 +132,9 @@ def make_model(family: str, seed: int = 0) -> tuple[Policy, Any]:
     )
     module = make._from_config(config, attn_implementation=ATTENTION).eval()
     module.load_state_dict(plain.state_dict())
-    return Policy(module.requires_grad_(False), Words()), plain
+    policy = Policy(module.requires_grad_(False), Words())
+    assert not family.endswith(" in C") or make_native(policy) is None
+    return policy, plain
 
 
 class Guesses:

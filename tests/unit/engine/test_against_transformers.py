@@ -8,7 +8,7 @@ import torch
 from lagzero.engine.request import Request, Sampling
 from lagzero.types import Finish
 
-FAMILIES = ("llama", "qwen3", "gemma3", "gpt2")
+FAMILIES = ("llama", "qwen3", "gemma3", "gpt2", "llama in C", "qwen3 in C")
 TOLERANCE = 5e-5  # nats; fp32 sums in another order, through 2 layers and a softmax over 300
 
 

@@ -33,7 +33,7 @@ def cut(done, lengths):
     return tuple(done[0, member].tokens[:num] for member, num in enumerate(lengths))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "llama in C"])
 @pytest.mark.parametrize("lengths", [(7, 0, 1, 5, 19), (3, 9, 3, 4, 20), (0, 0, 12, 0, 0)])
 @pytest.mark.parametrize("limits", [{}, {"max_running": 2, "prefix_cache": False}])
 def test_resumed_members_of_any_length_equal_an_uninterrupted_run(

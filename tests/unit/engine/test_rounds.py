@@ -211,7 +211,7 @@ def test_a_resumed_request_keeps_no_old_prefix_that_it_found(versions_of, engine
     assert_same({0: got}, {0: fresh[0, 0]})
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "llama in C"])
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 @pytest.mark.parametrize("every", [1, 6])
 def test_every_token_is_of_the_version_of_its_tag(kv, every, family, versions_of, engine_of, drain):

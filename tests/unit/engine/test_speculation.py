@@ -49,7 +49,7 @@ def assert_same(done, expected):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "llama in C"])
 @pytest.mark.parametrize("kind", ["ngram", "draft", "other draft", "some wrong", "all wrong"])
 def test_nothing_that_is_sampled_changes(
     kind, family, temperature, model, engine_of, drain, guesses

@@ -26,7 +26,7 @@ def assert_same(done, expected):
         np.testing.assert_allclose(got["logprob"], want["logprob"], rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "llama in C"])
 def test_sleep_update_wake_generate_five_times(family, versions_of, engine_of, drain):
     """WS1: each time, and before the very first step, as a fresh engine of the same weights."""
     versions = versions_of(family)

@@ -34,7 +34,7 @@ def fresh(versions_of, engine_of, drain):
     return run
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "llama in C"])
 def test_cached_prefixes_do_not_survive_an_update(family, versions_of, engine_of, drain, fresh):
     """WS3, LO3: P under W0, W1, P again equals a fresh engine; so does W0 when it comes back."""
     versions = versions_of(family)
@@ -92,7 +92,7 @@ def test_members_that_wait_compute_the_prompt_anew(versions_of, engine_of, drain
     assert_equal(done[0, 1].tokens, fresh("llama", request(0)))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "llama in C"])
 def test_weights_may_switch_at_every_step(family, versions_of, engine_of, drain):
     """WS4: 50 switches while three stream; each token is of exactly the version of its tag."""
     versions = versions_of(family)

@@ -233,3 +233,14 @@ def test_rows_are_laid_out_by_sequence():
     assert row.tables.tolist() == [[3, 0], [8, 9]]
     assert row.longest == 5
     assert isinstance(row, Row)
+
+
+def test_a_cache_of_other_pages_at_the_same_place_is_another_cache():
+    policy, sequence = policy_of("llama"), tokens(7)[0]
+    cache, decoder = Cache(policy, [7]), Decoder(policy)
+    first = cache.run(decoder, [sequence], [(0, 0, 7)])
+    heads, size = cache.keys[0].shape[1], cache.keys[0].shape[3]
+    wide = [[each.view(-1)[: heads * 8 * size].view(1, heads, 8, size) for each in of]
+            for of in (cache.keys, cache.values)]  # fmt: skip
+    row = row_of(sequence, list(range(7)), list(range(7)), [7], [[0]])
+    assert torch.equal(decoder.logits(*wide, 8, row), first)
