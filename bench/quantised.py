@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.set_defaults(decoder="torch")  # of exact.rollout; here each engine has its own
     options = parser.parse_args()
     from lagzero.native.decoder import make_native
     from lagzero.numerics.allocator import keep_freed_memory
