@@ -16,6 +16,7 @@ from lagzero.numerics.attention import ATTENTION, register
 from lagzero.numerics.packed import PackedPlan
 from lagzero.train.lora import add_lora
 from lagzero.train.model import Policy
+from lagzero.train.quantised import quantised_copy
 
 VOCABULARY, PAGE, LAYERS = 300, 4, 2
 
@@ -169,6 +170,18 @@ def test_a_token_does_not_depend_on_its_neighbours_or_threads(dtype):
             torch.set_num_threads(before)
         results += [one, many, last]
     assert all(torch.equal(results[0], each) for each in results[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_8_bit_weights_are_read_as_they_are_stored(dtype):
+    policy = quantised_copy(policy_of("qwen2", dtype), "int8", None)
+    assert why_not(policy) is None
+    sequence = tokens(19)[0]
+    found = Cache(policy, [19]).run(Decoder(policy), [sequence], [(0, 0, 19)])
+    want = expected(policy, sequence)
+    gap = (found - want).abs().max() / want.std()
+    assert gap < (2e-5 if dtype == torch.float32 else 0.1)
+    assert "float8" in str(why_not(quantised_copy(policy_of("qwen2", dtype), "fp8", None)))
 
 
 def test_weights_that_change_in_place_or_move_are_seen():
