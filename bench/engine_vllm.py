@@ -17,6 +17,8 @@ SPARE_TOKENS = 4096  # the cache holds more than the sequences, so that none is 
 def main() -> None:
     """Sample once."""
     job, _ = peers.Job.of_arguments()
+    result = os.dup(1)
+    os.dup2(2, 1)  # what vLLM and its processes print, at their end too, is not the result
     begun = time.perf_counter()
     cores = sorted(os.sched_getaffinity(0))[: job.threads]
     os.environ.update(
@@ -46,7 +48,10 @@ def main() -> None:
     rollout = sample(llm, job)
     seconds = time.perf_counter() - begun
     processes = [os.getpid(), *descendants(os.getpid())]
-    peers.report(job, rollout, seconds, ready_s, sum(map(peak_gb, processes)))
+    memory_gb = sum(map(peak_gb, processes))
+    sys.stdout = os.fdopen(result, "w")
+    peers.report(job, rollout, seconds, ready_s, memory_gb)
+    sys.stdout.flush()
 
 
 def descendants(pid: int) -> list[int]:
