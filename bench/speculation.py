@@ -47,17 +47,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8, help="engine.speculate.tokens")
     parser.add_argument("--match", type=int, default=3, help="engine.speculate.match")
     parser.add_argument("--draft-layers", type=int, help="kind draft; else ngram")
+    parser.add_argument("--decoder", default="auto", choices=("auto", "torch"))
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
 
     import torch
 
     from lagzero.config import ModelConfig
+    from lagzero.native.decoder import make_native
     from lagzero.numerics.allocator import keep_freed_memory
     from lagzero.train.model import load_policy
 
     keep_freed_memory()
     policy = load_policy(ModelConfig(path=options.model, dtype=options.dtype))
+    if options.decoder == "auto" and (reason := make_native(policy)) is not None:
+        print(f"decoder torch: {reason}")
     with_, without = [], []
     for number in range(options.repeats):
         for runs, speculates in ((without, False), (with_, True)):
@@ -114,12 +118,15 @@ def copy_prompt(tokenizer: Any, number: int) -> list[int]:
 def speculation(policy: Any, options: argparse.Namespace) -> Any:
     """Return what the engine guesses with, while at most the long sequences run."""
     from lagzero.engine.speculation import DraftProposer, NgramProposer, Speculation
+    from lagzero.native.decoder import make_native
 
     proposer = NgramProposer(options.match)
     if options.draft_layers is not None:
         module = copy.deepcopy(policy.module)
         module.model.layers = module.model.layers[: options.draft_layers]
         draft = replace(policy, module=module, native=None)
+        if options.decoder == "auto":
+            make_native(draft)
         num_ids = module.get_output_embeddings().weight.shape[0]
         proposer = DraftProposer(draft, 256, 32, num_ids)
     return Speculation(proposer, options.tokens, options.long)

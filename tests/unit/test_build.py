@@ -277,3 +277,25 @@ def test_a_draft_with_other_tokens_is_refused(folder: Path):
             build_serving(chosen, policy, compute, print)
     finally:
         compute.close()
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "missing"),
+    [
+        ("float32", "same", ""),
+        ("bfloat16", "same", "bfloat16"),
+        ("float32", "float16", "float16"),
+        ("bfloat16", "float16", "bfloat16 or float16"),
+    ],
+)
+def test_a_machine_that_multiplies_in_float32_alone_says_so_of_each_type(
+    model: str, engine: str, missing: str, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("has_fast_bfloat16", "has_fast_float16"):
+        monkeypatch.setattr(build, name, lambda device: False)
+    notes = build.machine_notes(
+        config(model={"dtype": model, "device": "cpu"}, engine={"dtype": engine})
+    )
+    assert [note.split(" matrix")[0] for note in notes] == (
+        [f"note: this cpu has no {missing}"] if missing else []
+    )
