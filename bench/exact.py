@@ -10,6 +10,7 @@ over the repeats. Mismatch is measured at equal weights on chat prompts, tempera
 d = log p (trainer) - log p (sampler) of each sampled token. Its options:
 
     fast              each as fast as it can; logits of the model's type, softmax in float32
+    torch_decoder     engine.decoder: torch, where fast decodes in C
     fp32_head         model.fp32_head: the head multiplies in float32, on both sides
     rounded_softmax   the trainer's softmax in the type of the logits, as log_softmax(logits) of a
                       model's output is; lagzero has no such setting
@@ -29,8 +30,12 @@ import numpy as np
 import peers
 
 DTYPES = ("float32", "bfloat16", "float16")
-OPTIONS = ("fast", "fp32_head", "rounded_softmax", "float32_trainer", "exact")
-NO_OPTIONS = {"float32": ("fp32_head", "float32_trainer"), "bfloat16": (), "float16": ()}
+OPTIONS = ("fast", "torch_decoder", "fp32_head", "rounded_softmax", "float32_trainer", "exact")
+NO_OPTIONS = {
+    "float32": ("fp32_head", "float32_trainer"),
+    "bfloat16": (),
+    "float16": ("torch_decoder",),  # there is no other
+}
 """What changes nothing in a type; rounded_softmax is of bfloat16 logits for float32."""
 
 
@@ -44,6 +49,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--new-tokens", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--decoder", choices=("auto", "torch"), default="auto", help="of fast")
     parser.add_argument("--mismatch", action="store_true", help="the table in place of the cost")
     options = parser.parse_args()
     from lagzero.numerics.allocator import keep_freed_memory
@@ -86,8 +92,11 @@ def rollout(policy: Any, options: argparse.Namespace) -> tuple[list[Any], float]
     """Sample and return one Sample a sequence, and the seconds it took."""
     from lagzero.engine.engine import Engine, EngineLimits
     from lagzero.engine.request import Request, Sampling, derive_seed
+    from lagzero.native.decoder import make_native
     from lagzero.types import Sample
 
+    if options.decoder == "auto" and policy.exact is None and policy.native is None:
+        make_native(policy)
     prompts = peers.chat_prompts(policy.tokenizer, options.prompts)
     num = options.prompts * options.samples
     longest = max(map(len, prompts)) + options.new_tokens
@@ -191,8 +200,11 @@ def gaps_of(options: argparse.Namespace, dtype: str, option: str, plain: list[An
     """Sample with a type and option, and return what its trainer says otherwise."""
     import torch
 
-    if option in ("fp32_head", "exact"):
-        policy = load(options, dtype, "exact" if option == "exact" else "fast", option != "exact")
+    if option in ("torch_decoder", "fp32_head", "exact"):
+        numerics = "exact" if option == "exact" else "fast"
+        policy = load(options, dtype, numerics, option == "fp32_head")
+        if option == "torch_decoder":
+            options = argparse.Namespace(**{**vars(options), "decoder": "torch"})
         return step(policy, rollout(policy, options)[0], backward=False)[0]
     if not plain:
         policy = load(options, dtype)

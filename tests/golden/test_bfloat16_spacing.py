@@ -14,6 +14,9 @@ def test_bfloat16_numbers_between_16_and_32_are_an_eighth_apart():
         here = torch.tensor(number, dtype=torch.bfloat16)
         after = torch.nextafter(here, torch.tensor(math.inf, dtype=torch.bfloat16))
         assert float(after) - float(here) == 2.0 ** (4 - 7) == 0.125
+    # eps is the spacing from 1 to 2; in float16 and float32 it is 8 and 65,536 times smaller
+    spacing = {t: torch.finfo(t).eps * 2**4 for t in (torch.bfloat16, torch.float16, torch.float32)}
+    assert list(spacing.values()) == [0.125, 0.125 / 8, 0.125 / 2**16]
 
 
 def test_a_rounded_logit_moves_a_ratio_by_up_to_e_to_the_sixteenth():
