@@ -5,8 +5,8 @@
 8 prompts x 8 samples x up to 128 tokens of SmolLM2-135M-Instruct, the same prompts, the same loss
 (advantages of each group divided by its standard deviation, clipped ratios, a mean over each
 sequence, no KL) and the same optimiser. Every rollout is trained on: rewards of alternating 0 and 1
-give every group a spread. TRL samples with ``model.generate`` and trains 8 sequences at a time;
-lagzero's packed rows are cut to about as many tokens.
+give every group a spread. TRL samples with ``model.generate`` and trains 8 sequences at a time, its
+default; lagzero's packed rows are cut to 512 tokens, which bounds its memory.
 
 A step on the first prompt alone warms up and is not counted. Each measurement is a process of its
 own, lagzero and TRL in turn; the figures are medians. TRL's virtual environment is made with
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--micro-batch-tokens", type=int, default=1024, help="of lagzero")
+    parser.add_argument("--micro-batch-tokens", type=int, default=512, help="of lagzero")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--trl-python", help="interpreter of a virtual environment that has TRL")
     parser.add_argument("--measure", action="store_true", help="measure once, print JSON")
