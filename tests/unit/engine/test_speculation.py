@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lagzero.engine.request import Request, Sampling, derive_seed
 from lagzero.engine.speculation import DraftProposer, NgramProposer, Speculation
+from lagzero.native.decoder import make_native
 from lagzero.train.exactness import make_exact
 from lagzero.train.verify import tiny_policy
 from lagzero.types import Finish
@@ -232,7 +233,21 @@ def test_exact_numerics_stay_exact(engine_of, drain, guesses):
             assert completion.tokens.tolist() == expected[key].tokens.tolist()
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_decoding_in_c_stays_the_same_bit_for_bit(wrong, engine_of, drain, guesses):
+    """There, too, a row does not depend on the number of rows."""
+    policy = tiny_policy("llama", torch.float32)
+    assert make_native(policy) is None
+    asked = [Request(n, tuple(range(5, 12 + 9 * n)), (n, 9), Sampling(30)) for n in range(3)]
+    expected = drain(engine_of(policy), asked)
+    engine = engine_of(policy, speculation=Speculation(guesses(expected, wrong), 6, 9))
+    done = drain(engine, asked)
+    assert engine.counters.num_accepted > 50
+    for key, completion in done.items():
+        assert completion.tokens.tolist() == expected[key].tokens.tolist()
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     known=st.lists(st.integers(0, 15), min_size=0, max_size=25),
     k=st.integers(1, 9),
