@@ -65,6 +65,7 @@ def make_engine(job: peers.Job, peer: str) -> Any:
         {
             "model": {"path": job.folder, "dtype": job.dtype, "device": "cpu"},
             "engine": engine,
+            "rollout": {"max_new_tokens": job.max_new_tokens},
             "data": {"train": [{"kind": "arithmetic", "size": 1}]},
             "score": {"rewards": [{"use": "number_answer"}]},
             "eval": {"before": False, "after": False},
