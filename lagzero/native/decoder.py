@@ -271,7 +271,9 @@ def row_of(
 
 
 _CHECKED = 8  # tokens
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}  # of the logits' standard deviation
+# Mean gap of a logit, in standard deviations of the logits; a wrong formula makes it about 1. What
+# rounding makes of it was 3e-6 and 0.06 (SmolLM2-135M, 30 layers).
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 
 
 def make_native(policy: Any) -> str | None:
@@ -291,7 +293,7 @@ def make_native(policy: Any) -> str | None:
 
 
 def _gap(policy: Any, decoder: Decoder) -> float:
-    """Return the largest difference of a logit, in standard deviations of the logits."""
+    """Return the mean difference of a logit, in standard deviations of the logits."""
     num, page = _CHECKED, 4
     generator = torch.Generator().manual_seed(0)
     size = policy.module.get_input_embeddings().weight.shape[0]
@@ -316,4 +318,4 @@ def _gap(policy: Any, decoder: Decoder) -> float:
         num,
     )
     found = decoder.logits(keys, values, page, row)
-    return float((found - expected).abs().max() / expected.std())
+    return float((found - expected).abs().mean() / expected.std())
