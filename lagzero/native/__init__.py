@@ -1,4 +1,4 @@
 """Decoding in C on a CPU: the engine's forward pass of Llama-like models in one call.
 
-May import: numerics, errors. Imported by: train (which gives it a policy) and engine.
+May import: numerics. Knows a policy by its shape only: train, engine and build_serving import it.
 """

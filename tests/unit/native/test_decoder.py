@@ -129,8 +129,8 @@ def test_a_mixed_row_equals_the_modules(family, changes, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_bfloat16_is_closer_to_exact_arithmetic_than_one_rounding_more(dtype):
-    """Against the same weights in float64: the library is about as far off as the modules are."""
+def test_it_is_about_as_far_from_exact_arithmetic_as_the_modules_are(dtype):
+    """Against the same weights in float64, in the mean of all logits."""
     policy = policy_of("llama", dtype)
     sequence = tokens(25)[0]
     wide = Policy(
