@@ -143,9 +143,8 @@ def step(
             hidden = predictor_hidden(policy, row)
             targets = on_device(row.targets, policy.device)
             if softmax is None:
-                exact = policy.exact is not None
                 logprobs, _ = chunked_logprobs(
-                    hidden, policy.logits, targets, 1.0, 1024, exact=exact
+                    hidden, policy.logits, targets, 1.0, 1024, tail=policy.tail
                 )
             else:
                 whole = policy.logits(hidden).to(softmax).log_softmax(-1)

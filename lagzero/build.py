@@ -109,7 +109,8 @@ def build_policy(config: Config) -> Policy:
         enable_activation_checkpointing(policy)
     if config.model.numerics == "exact":
         apart = config.placement.kind != "colocated"
-        policy = make_exact(policy, [config.placement.engine_threads] if apart else [])
+        threads = [config.placement.engine_threads] if apart else []
+        policy = make_exact(policy, threads, config.engine.decoder)
     if config.train.rounded_weights and config.engine.weights != "same":
         compute_with_rounded(policy, config.engine.weights)
     return policy

@@ -53,7 +53,7 @@ from lagzero.schedule.router import Repacking
 from lagzero.sync.memory import CopiedWeights, SharedWeights
 from lagzero.sync.quantised import QuantisedWeights, RequantisedWeights
 from lagzero.sync.shared_memory import Manifest, SlotWeights, WeightSlots
-from lagzero.train.exactness import make_exact
+from lagzero.train.exactness import DecoderChoice, make_exact
 from lagzero.train.lora import add_lora
 from lagzero.train.model import Policy, load_beside, load_policy, stop_ids
 from lagzero.train.quantised import quantisable, quantised_copy
@@ -135,7 +135,7 @@ def _in_processes(
     cores = [each for place in places for each in place.engines] or [None] * placement.engines
     plans = [
         ProcessPlan(
-            functools.partial(serve_engine, config),
+            functools.partial(serve_engine, config, exact_decoder(policy)),
             slots.reader,
             placement.engine_threads,
             each,
@@ -191,8 +191,17 @@ def _swaps(pool: EnginePool, places: Sequence[CoreSets]) -> Gate:
     return SwapGate(halves, pool, move)
 
 
-def serve_engine(config: Config) -> Served:
-    """Make the engine of one process; its weights are replaced before anything is sampled."""
+def exact_decoder(policy: Policy) -> DecoderChoice:
+    """Return which decoder an engine's process must use to be exact with the trainer's policy."""
+    return "native" if policy.exact is not None and policy.exact.native else "torch"
+
+
+def serve_engine(config: Config, decoder: DecoderChoice = "auto") -> Served:
+    """Make the engine of one process; its weights are replaced before anything is sampled.
+
+    ``decoder`` is ``exact_decoder`` of the trainer's policy, for exact numerics: two processes must
+    not decide apart.
+    """
     keep_freed_memory()
     quiet_libraries()
     policy = load_policy(config.model)
@@ -200,7 +209,7 @@ def serve_engine(config: Config) -> Served:
         policy = add_lora(policy, config.model.lora, config.seed)
     policy = build_serving_policy(config, policy)
     if config.model.numerics == "exact":
-        policy = make_exact(policy)
+        policy = make_exact(policy, decoder=decoder)
     engine = _engine(config, policy)
     return Served(engine, dict(policy.module.named_parameters()))
 

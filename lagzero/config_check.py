@@ -157,11 +157,6 @@ def _engine(config: Config) -> Iterator[str]:
             f"(model.dtype {config.model.dtype}), so model.numerics: exact cannot hold; set "
             "engine.dtype: same"
         )
-    if config.model.numerics == "exact" and engine.decoder == "native":
-        yield (
-            "engine.decoder: native does not make the same bits as training; set it to auto or "
-            "torch, or model.numerics: fast"
-        )
     if config.model.numerics == "exact" and engine.weights != "same":
         yield (
             f"engine.weights: {engine.weights} gives the engine other products than the trainer, "

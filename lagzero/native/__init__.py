@@ -1,4 +1,5 @@
 """Decoding in C on a CPU: the engine's forward pass of Llama-like models in one call.
 
-May import: numerics. Knows a policy by its shape only: train, engine and build_serving import it.
+The parts of that pass also serve a trainer whose log-probs must be the engine's, bit for bit.
+May import: numerics, types. Knows a policy by its shape only, to train, engine and build_serving.
 """

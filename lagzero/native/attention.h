@@ -69,8 +69,8 @@ INLINE void attend(const Model *of, const Layer *layer, int type, const int64_t 
               out + from);
 }
 
-static void attend_all(const Model *of, const Layer *layer, const Step *step, const float *query,
-                       float *shares, float *out) {
+ONCE static void attend_all(const Model *of, const Layer *layer, const Step *step,
+                            const float *query, float *shares, float *out) {
     const long E = of->head_size, H = of->heads;
 #pragma omp for schedule(dynamic, 1)
     for (long work = 0; work < step->num_tokens * H; work++) {

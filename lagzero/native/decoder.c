@@ -7,25 +7,7 @@
  * Each output of a product is one sum over its inputs in one order, whatever the number of rows and
  * threads: a token's logits do not depend on its neighbours.
  */
-#include <omp.h>
-#include "attention.h"
-#include "sampling.h"
-
-/* to = x / rms(x), rounded, times weight, rounded. In place if to == x. */
-static void normalise(const float *x, const void *weight, long size, float eps, int type,
-                      float *to) {
-    vf squares = {};
-    float sum = 0;
-    long whole = size / LANES * LANES;
-    for (long i = 0; i < whole; i += LANES) {
-        vf each = *(const vf_any *)(x + i);
-        squares += each * each;
-    }
-    for (long i = whole; i < size; i++) sum += x[i] * x[i];
-    float factor = 1.0f / sqrtf((sum + sum_of(squares)) / size + eps);
-    for (long i = 0; i < size; i++)
-        to[i] = round_one(load_one(weight, i, type) * round_one(x[i] * factor, type), type);
-}
+#include "rows.h"
 
 #if PAIRED
 static void as_pairs(const float *x, long size, uint16_t *pairs) {
@@ -43,7 +25,9 @@ static void add_normalise(float *x, const float *more, const void *weight, long 
     normalise(x, weight, size, eps, type, to);
 }
 
-static void rotate(float *head, const float *cosine, const float *sine, long size, int type) {
+/* Each product is rounded before the sum, in float32 too, as torch's own operations do. */
+ROUNDED static void rotate(float *head, const float *cosine, const float *sine, long size,
+                           int type) {
     long half = size / 2;
     for (long i = 0; i < half; i++) {
         float a = head[i], b = head[i + half];
@@ -87,17 +71,6 @@ static void place_token(const Model *of, const Layer *layer, const Step *step, l
             store_one(layer->values, slot + i, value[h * E + i], type);
         }
     }
-}
-
-static void gated(const float *gate, const float *up, long size, int type, float *to) {
-    for (long i = 0; i + LANES <= size; i += LANES) {
-        vf g = *(const vf_any *)(gate + i);
-        vf silu = g / (1.0f + exp_of(-g));
-        for (int j = 0; j < LANES; j++)
-            to[i + j] = round_one(round_one(silu[j], type) * up[i + j], type);
-    }
-    for (long i = size / LANES * LANES; i < size; i++)
-        to[i] = round_one(round_one(gate[i] / (1.0f + expf(-gate[i])), type) * up[i], type);
 }
 
 /* Compute the row: writes its keys and values to the cache, and the logits that are wanted. */

@@ -15,84 +15,11 @@ import numpy as np
 import torch
 
 from lagzero.native.library import NotBuilt, library
+from lagzero.native.structures import LINEARS, TYPES, Layer, Linear, Model, Step
 from lagzero.numerics.packed import PackedPlan
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 _PAIRS = 32  # inputs of a product come in so many at once
-
-
-class _Linear(ctypes.Structure):
-    _fields_ = (
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("scale", ctypes.c_void_p),
-        ("rows", ctypes.c_long),
-        ("inputs", ctypes.c_long),
-        ("type", ctypes.c_long),
-    )
-
-
-_NORMS = ("norm_in", "norm_mlp", "norm_query", "norm_key")
-_LINEARS = ("query", "key", "value", "out", "gate", "up", "down")
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in _NORMS),
-        *((name, _Linear) for name in _LINEARS),
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("window", ctypes.c_long),
-    )
-
-
-class _Model(ctypes.Structure):
-    _fields_ = (
-        ("layers", ctypes.POINTER(_Layer)),
-        ("embedding", ctypes.c_void_p),
-        ("norm_final", ctypes.c_void_p),
-        ("head", _Linear),
-        *(
-            (name, ctypes.c_long)
-            for name in (
-                "num_layers",
-                "hidden",
-                "inner",
-                "heads",
-                "kv_heads",
-                "head_size",
-                "page_size",
-                "type",
-                "wide_head",
-            )
-        ),
-        ("eps", ctypes.c_float),
-        ("scale", ctypes.c_float),
-    )
-
-
-class _Step(ctypes.Structure):
-    _fields_ = (
-        *(
-            (name, ctypes.c_long)
-            for name in ("num_tokens", "num_sampled", "table_width", "num_threads", "longest")
-        ),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                "ids",
-                "positions",
-                "sequences",
-                "tables",
-                "sampled",
-                "cosine",
-                "sine",
-                "scratch",
-                "logits",
-            )
-        ),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +70,12 @@ def why_not(policy: Any) -> str | None:
 def _linears(module: Any) -> list[Any]:
     found = [module.get_output_embeddings()]
     for layer in module.model.layers:
-        found += _layer_linears(layer)
+        found += layer_linears(layer)
     return found
 
 
-def _layer_linears(layer: Any) -> list[Any]:
+def layer_linears(layer: Any) -> list[Any]:
+    """Return a layer's linear modules, in the order of ``LINEARS``."""
     a, m = layer.self_attn, layer.mlp
     return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj]
 
@@ -166,7 +94,7 @@ class Decoder:
         self._scratch = torch.empty(0)
         self._parameters = list(policy.module.parameters())
         self._places: list[int] = []  # page size, parameters, cache: what ``_model`` was made of
-        self._model = _Model()
+        self._model = Model()
 
     def logits(self, keys: Any, values: Any, page_size: int, row: Row) -> torch.Tensor:
         """Compute a row; return logits [N, V] in float32.
@@ -187,7 +115,7 @@ class Decoder:
         model = self._model
         logits = torch.empty(len(row.sampled), model.head.rows)
         tensors = (row.ids, row.positions, row.sequences, row.tables, row.sampled, cosine, sine)
-        step = _Step(
+        step = Step(
             len(row.ids),
             len(row.sampled),
             row.tables.shape[1],
@@ -202,11 +130,11 @@ class Decoder:
         self._library.forward(ctypes.byref(model), ctypes.byref(step))
         return logits
 
-    def _point(self, keys: Any, values: Any, page_size: int) -> _Model:
+    def _point(self, keys: Any, values: Any, page_size: int) -> Model:
         """Point at the weights where they are now."""
         policy = self._policy
         module, config = policy.module, policy.module.config
-        layers = (_Layer * len(module.model.layers))()
+        layers = (Layer * len(module.model.layers))()
         for number, (layer, to) in enumerate(zip(module.model.layers, layers, strict=True)):
             attention = layer.self_attn
             to.norm_in = layer.input_layernorm.weight.data_ptr()
@@ -214,13 +142,13 @@ class Decoder:
             if config.model_type == "qwen3":
                 to.norm_query = attention.q_norm.weight.data_ptr()
                 to.norm_key = attention.k_norm.weight.data_ptr()
-            for name, linear in zip(_LINEARS, _layer_linears(layer), strict=True):
+            for name, linear in zip(LINEARS, layer_linears(layer), strict=True):
                 setattr(to, name, _linear(linear))
             to.keys, to.values = keys[number].data_ptr(), values[number].data_ptr()
             where = config if config.model_type == "mistral" else attention
             to.window = getattr(where, "sliding_window", None) or 0
         first = module.model.layers[0].self_attn
-        return _Model(
+        return Model(
             layers,
             module.get_input_embeddings().weight.data_ptr(),
             module.model.norm.weight.data_ptr(),
@@ -232,22 +160,22 @@ class Decoder:
             config.num_key_value_heads,
             first.head_dim,
             page_size,
-            _TYPES[policy.dtype],
+            TYPES[policy.dtype],
             int(policy.fp32_head),
             config.rms_norm_eps,
             first.scaling,
         )
 
 
-def _linear(module: Any) -> _Linear:
+def _linear(module: Any) -> Linear:
     weight, bias, scale = module.weight, module.bias, getattr(module, "scale", None)
-    return _Linear(
+    return Linear(
         weight.data_ptr(),
         None if bias is None else bias.data_ptr(),
         None if scale is None else scale.data_ptr(),
         weight.shape[0],
         weight.shape[1],
-        _TYPES[weight.dtype],
+        TYPES[weight.dtype],
     )
 
 

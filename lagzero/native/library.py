@@ -14,7 +14,15 @@ from pathlib import Path
 
 import torch  # loads the OpenMP runtime whose threads the library shares
 
-SOURCES = ("decoder.c", "attention.h", "model.h", "product.h", "sampling.h", "vectors.h")
+SOURCES = (
+    "decoder.c",
+    "attention.h",
+    "model.h",
+    "product.h",
+    "rows.h",
+    "sampling.h",
+    "vectors.h",
+)
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11")
 
 

@@ -143,7 +143,8 @@ static void tile(const Linear *of, int rows, int columns, long row, long t, cons
 }
 
 /* A block of rows times all tokens. */
-static void block(const Linear *of, long first, long num, const void *x, float *y, int round_to) {
+ONCE static void block(const Linear *of, long first, long num, const void *x, float *y,
+                       int round_to) {
     long end = first + BLOCK < of->rows ? first + BLOCK : of->rows;
     for (long strip = 0; strip < num; strip += STRIP) {
         long last = strip + STRIP < num ? strip + STRIP : num;

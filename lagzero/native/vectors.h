@@ -12,6 +12,10 @@
 #define LANES 8
 #endif
 #define INLINE static inline __attribute__((always_inline))
+/* Compiled once, so that all who call it get the same bits. */
+#define ONCE __attribute__((noinline, noclone))
+/* Nor are its products and sums made in one rounding. */
+#define ROUNDED __attribute__((noinline, noclone, optimize("fp-contract=off")))
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));

@@ -44,14 +44,17 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class ExactNumerics:
-    """What the self-check chose for one model on one machine.
+    """How one model is exact on one machine.
 
-    ``attention`` are counts of query rows, ascending, that give the same rows in attention.
+    With ``native`` engine and trainer compute in C and there is nothing to choose. Else the
+    self-check chose: ``attention`` are counts of query rows, ascending, that give the same rows in
+    attention.
     """
 
-    attention: tuple[int, ...]
-    num_shapes: int  # of linear layers
-    widened: bool  # some products are made in float32 and rounded
+    attention: tuple[int, ...] = ()
+    num_shapes: int = 0  # of linear layers that were checked
+    widened: bool = False  # some products are made in float32 and rounded
+    native: bool = False
 
 
 def cover(num_rows: int, counts: Sequence[int]) -> list[int]:
@@ -124,16 +127,30 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        shape, dtypes = inputs.shape, (inputs.dtype, weight.dtype)
-        grad = grads[0].reshape(-1, len(weight))
-        inputs = inputs.reshape(-1, shape[-1])
-        if ctx.widen:
-            grad, inputs, weight = grad.float(), inputs.float(), weight.float()
         wants = ctx.needs_input_grad
-        to_inputs = (grad @ weight).to(dtypes[0]).view(shape) if wants[0] else None
-        to_weight = (grad.t() @ inputs).to(dtypes[1]) if wants[1] else None
-        to_bias = grad.sum(0).to(ctx.bias_dtype) if wants[2] else None
-        return to_inputs, to_weight, to_bias, None
+        return *linear_gradients(grads[0], inputs, weight, ctx.bias_dtype, wants, ctx.widen), None
+
+
+def linear_gradients(
+    grad: torch.Tensor,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias_dtype: torch.dtype | None,
+    wants: Sequence[bool],
+    widen: bool,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradients of inputs [..., K], weight [M, K] and bias [M] that are wanted.
+
+    grad [..., M] is that of inputs W^T + bias. With ``widen`` products are made in float32.
+    """
+    shape, dtypes = inputs.shape, (inputs.dtype, weight.dtype)
+    grad, inputs = grad.reshape(-1, len(weight)), inputs.reshape(-1, shape[-1])
+    if widen:
+        grad, inputs, weight = grad.float(), inputs.float(), weight.float()
+    to_inputs = (grad @ weight).to(dtypes[0]).view(shape) if wants[0] else None
+    to_weight = (grad.t() @ inputs).to(dtypes[1]) if wants[1] else None
+    to_bias = grad.sum(0).to(bias_dtype) if wants[2] else None
+    return to_inputs, to_weight, to_bias
 
 
 def linear(
@@ -233,6 +250,6 @@ def experts_forward(
     return out
 
 
-def install(module: torch.nn.Module, forward: Any, products: Products) -> None:
-    """Let one module run ``forward(module, products, ...)``."""
-    module.forward = functools.partial(forward, module, products)
+def install(module: torch.nn.Module, forward: Any, how: Any) -> None:
+    """Let one module run ``forward(module, how, ...)``."""
+    module.forward = functools.partial(forward, module, how)

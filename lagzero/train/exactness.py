@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers.pytorch_utils import Conv1D
 
 from lagzero.engine.runner import probe_kv_shapes
 from lagzero.errors import LagzeroError
+from lagzero.native.decoder import make_native
+from lagzero.native.rows import install_rows
 from lagzero.numerics.exact import (
     ExactNumerics,
     Shape,
@@ -33,6 +35,9 @@ from lagzero.numerics.self_check import check_attention, check_products
 from lagzero.train.model import Policy
 from lagzero.train.traffic import Traffic, compare, play
 
+DecoderChoice = Literal["auto", "native", "torch"]
+"""``engine.decoder``."""
+
 _EXPERTS_LAYOUT = {
     "is_concatenated": True,
     "is_transposed": False,
@@ -42,17 +47,21 @@ _EXPERTS_LAYOUT = {
 }
 
 
-def make_exact(policy: Policy, thread_counts: Sequence[int] = ()) -> Policy:
-    """Return the policy with exact numerics, after the self-check of this machine.
+def make_exact(
+    policy: Policy, thread_counts: Sequence[int] = (), decoder: DecoderChoice = "auto"
+) -> Policy:
+    """Return the policy with exact numerics; its module is changed in place, not its parameters.
 
-    Every product of the policy's module, adapters included, is made as the check found; the module
-    is changed in place and keeps its parameters. ``thread_counts`` are those of other processes
-    that must get the same results.
+    Where the C library knows the model, engine and trainer compute by the same functions of it.
+    Elsewhere every product of the module, adapters included, is made as a self-check of this
+    machine found. ``thread_counts`` are those of other processes that must get the same results.
+    ``decoder`` is ``engine.decoder``; all processes of a run must come out with the same way.
 
     Last, a few tokens are sampled and scored, which finds what no check of a part would.
 
     Raises LagzeroError for a device other than the CPU, for modules that multiply in a way that is
-    not known here, where the check finds no exact way, and when one of those tokens differs.
+    not known here, where the check finds no exact way, where ``native`` is asked for and cannot be
+    had, and when one of those tokens differs.
     """
     if policy.exact is not None:
         raise ValueError("the policy is exact already")
@@ -61,6 +70,24 @@ def make_exact(policy: Policy, thread_counts: Sequence[int] = ()) -> Policy:
             f"model.numerics: exact is found on model.device {policy.device}; it holds on a CPU "
             "only. Set model.device: cpu, or model.numerics: fast"
         )
+    policy = replace(policy, native=None)
+    reason = "it is not asked for" if decoder == "torch" else make_native(policy)
+    if reason is None:
+        install_rows(policy)
+        exact = replace(policy, exact=ExactNumerics(native=True))
+    elif decoder == "native":
+        raise LagzeroError(
+            "model.numerics: exact with engine.decoder: native computes in C in the trainer and "
+            f"in each engine, and this process cannot: {reason}. Set engine.decoder: torch"
+        )
+    else:
+        exact = _checked(policy, thread_counts)
+    _try_out(exact)
+    return exact
+
+
+def _checked(policy: Policy, thread_counts: Sequence[int]) -> Policy:
+    """Let the modules multiply as the self-check finds exact."""
     threads = list(dict.fromkeys([torch.get_num_threads(), *thread_counts]))
     modules = list(_multiplying(policy))
     shapes = {shape for _, _, weights in modules for shape in weights}
@@ -70,9 +97,7 @@ def make_exact(policy: Policy, thread_counts: Sequence[int] = ()) -> Policy:
     for module, forward, _ in modules:
         install(module, forward, products)
     widened = any(product.widen for product in products.values())
-    exact = replace(policy, exact=ExactNumerics(rows, len(shapes), widened))
-    _try_out(exact)
-    return exact
+    return replace(policy, exact=ExactNumerics(rows, len(shapes), widened))
 
 
 def _try_out(policy: Policy) -> None:
@@ -87,12 +112,15 @@ def _try_out(policy: Policy) -> None:
     )
     found = compare(policy, play(policy, traffic), traffic)
     if found.num_different:
+        hint = "Another number of threads (model.threads) may hold"
+        if policy.native is not None:
+            hint = "engine.decoder: torch may hold"
         raise LagzeroError(
             f"model.numerics: exact does not hold for {type(policy.module).__name__} on this "
             f"machine with {torch.get_num_threads()} threads: {found.num_different} of "
             f"{found.num_tokens} sampled tokens have another log-prob in training (up to "
-            f"{found.gap_max:.2g} nats), although every product was found exact. Another number of "
-            "threads (model.threads) may hold; else set model.numerics: fast"
+            f"{found.gap_max:.2g} nats), although every part was found exact. {hint}; else set "
+            "model.numerics: fast"
         )
 
 

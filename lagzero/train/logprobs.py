@@ -10,15 +10,24 @@ Letters: N trained tokens, D model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils.checkpoint import checkpoint
+
+from lagzero.native.kernels import score
 
 _CACHED_LOGITS = 1 << 18  # 1 MiB of float32
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 """Hidden states [n, D] to logits [n, V]."""
+
+Tail = Literal["fast", "exact", "native"]
+"""How log-probs are taken from logits; only their last bits differ.
+
+fast: by the shortest way; exact: by ``torch.log_softmax``, native: in C, as a sampler of that kind
+takes them, bit for bit.
+"""
 
 
 def chunked_logprobs(
@@ -28,7 +37,7 @@ def chunked_logprobs(
     temperature: float,
     chunk: int,
     entropy_gradient: bool = False,
-    exact: bool = False,
+    tail: Tail = "fast",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probs and entropies [N] of the distribution softmax(head(hidden) / temperature).
 
@@ -45,15 +54,14 @@ def chunked_logprobs(
         temperature: > 0. For a greedy policy, score at temperature 1.
         chunk: tokens, > 0.
         entropy_gradient: whether entropies carry a gradient; log-probs always do.
-        exact: take the log-probs from ``torch.log_softmax``, as the exact sampler does. Only their
-            last bits differ.
+        tail: how log-probs are taken from logits; ``native`` knows float32 on a CPU only.
     """
     if temperature <= 0 or chunk <= 0:
         raise ValueError(f"temperature {temperature} and chunk {chunk} must be > 0")
     targets = targets.long()
 
-    def score(rows: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return _TokenLogprobs.apply(head(rows), ids, temperature, entropy_gradient, exact)
+    def of_chunk(rows: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return _TokenLogprobs.apply(head(rows), ids, temperature, entropy_gradient, tail)
 
     parts: list[tuple[torch.Tensor, torch.Tensor]] = []
     starts = range(0, len(targets), chunk)
@@ -61,10 +69,10 @@ def chunked_logprobs(
         rows, ids = hidden[start : start + chunk], targets[start : start + chunk]
         # The backward pass begins with the last chunk, so that one may keep its logits.
         if start == starts[-1] or not torch.is_grad_enabled():
-            parts.append(score(rows, ids))
+            parts.append(of_chunk(rows, ids))
         else:
             parts.append(
-                checkpoint(score, rows, ids, use_reentrant=False, preserve_rng_state=False)
+                checkpoint(of_chunk, rows, ids, use_reentrant=False, preserve_rng_state=False)
             )
     if not parts:
         empty = hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))
@@ -99,23 +107,12 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: torch.Tensor,
         temperature: float,
         entropy_gradient: bool,
-        exact: bool,
+        tail: Tail,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        results: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        for rows in _blocks(logits):
-            z = _scaled(logits[rows], temperature)
-            given = _exact_logprobs(z, targets[rows]) if exact else None
-            top = z.amax(-1, keepdim=True)
-            z = z.sub_(top) if z.data_ptr() != logits[rows].data_ptr() else z - top
-            chosen = z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
-            shares = z.exp()
-            total = shares.sum(-1)
-            # H = log sum e^z - sum e^z z / sum e^z, with z now below the top logit.
-            log_total = total.log()
-            entropy = log_total - (shares * z).sum(-1) / total
-            logprob = chosen - log_total if given is None else given
-            results.append((logprob, entropy, top.squeeze(-1) + log_total))
-        logprobs, entropies, normaliser = (torch.cat(parts) for parts in zip(*results, strict=True))
+        if tail == "native":
+            logprobs, entropies, normaliser = score(logits, targets, temperature)
+        else:
+            logprobs, entropies, normaliser = _by_torch(logits, targets, temperature, tail)
         ctx.save_for_backward(logits, targets, normaliser, entropies)
         ctx.temperature, ctx.entropy_gradient = temperature, entropy_gradient
         if not entropy_gradient:
@@ -139,6 +136,28 @@ class _TokenLogprobs(torch.autograd.Function):
             slope.neg_().scatter_add_(-1, targets[rows].unsqueeze(-1), grad_logprobs[rows])
             torch.div(slope, ctx.temperature, out=out[rows])
         return out, None, None, None, None
+
+
+def _by_torch(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, tail: Tail
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return log-probs, entropies and logsumexp(logits / temperature), [N] each."""
+    results: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    for rows in _blocks(logits):
+        z = _scaled(logits[rows], temperature)
+        given = _exact_logprobs(z, targets[rows]) if tail == "exact" else None
+        top = z.amax(-1, keepdim=True)
+        z = z.sub_(top) if z.data_ptr() != logits[rows].data_ptr() else z - top
+        chosen = z.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
+        shares = z.exp()
+        total = shares.sum(-1)
+        # H = log sum e^z - sum e^z z / sum e^z, with z now below the top logit.
+        log_total = total.log()
+        entropy = log_total - (shares * z).sum(-1) / total
+        logprob = chosen - log_total if given is None else given
+        results.append((logprob, entropy, top.squeeze(-1) + log_total))
+    logprobs, entropies, normalisers = (torch.cat(parts) for parts in zip(*results, strict=True))
+    return logprobs, entropies, normalisers
 
 
 def _exact_logprobs(scaled: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,7 @@ from lagzero.numerics.exact import ExactNumerics, pad_rows, whole_rows
 from lagzero.numerics.precision import pick_dtype
 from lagzero.train.builtin import BUILTIN, builtin_folder
 from lagzero.train.check_model import check_model
+from lagzero.train.logprobs import Tail
 
 
 @dataclass(slots=True)
@@ -37,7 +38,8 @@ class Policy:
     ``module`` is the transformers model, always in eval mode: dropout would make the trained
     distribution another than the sampled one. ``adapter`` is PEFT's wrapper around it, or None.
     ``fp32_head`` says that the head multiplies in float32 whatever the model's type. ``exact`` is
-    set by ``make_exact``, ``native`` by ``make_native``; the engine alone uses the latter.
+    set by ``make_exact``, ``native`` by ``make_native`` or by an exact one that decodes in C; the
+    engine alone uses the latter.
     """
 
     module: Any
@@ -58,6 +60,13 @@ class Policy:
         return self.module.get_input_embeddings().weight.dtype
 
     @property
+    def tail(self) -> Tail:
+        """How log-probs are taken from logits."""
+        if self.exact is None:
+            return "fast"
+        return "native" if self.exact.native else "exact"
+
+    @property
     def context_limit(self) -> int:
         """Most tokens of one sequence."""
         return _context_limit(self.module.config)
@@ -67,7 +76,7 @@ class Policy:
     ) -> torch.Tensor:
         """Return the last hidden states [T, D] of ids [T] at position_ids [T]."""
         num = len(ids)
-        if self.exact is not None:
+        if self.tail == "exact":
             ids, position_ids = (pad_rows(t, whole_rows(num)) for t in (ids, position_ids))
         out = self.module.base_model(
             input_ids=ids.unsqueeze(0),
@@ -86,7 +95,7 @@ class Policy:
         both come here, so their heads cannot differ.
         """
         num = len(hidden)
-        if self.exact is not None:
+        if self.tail == "exact":
             hidden = pad_rows(hidden, whole_rows(num))
         logits = self._head(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -101,7 +110,7 @@ class Policy:
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         head = self.module.get_output_embeddings()
-        if not self.fp32_head:
+        if not self.fp32_head or self.tail == "native":  # in C it is float32 as it stands
             return head(hidden)
         # The head's own forward, so that a bias or an adapter on it takes part.
         parameters = {name: p.float() for name, p in head.named_parameters()}

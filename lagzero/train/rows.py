@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from lagzero.losses.reduce import Metrics
+from lagzero.native.rows import RowPlan
+from lagzero.numerics.attention import AttentionPlan
 from lagzero.numerics.packed import PackedPlan
 from lagzero.train.model import Policy
 from lagzero.types import Array, MicroBatch
@@ -23,8 +25,12 @@ def predictor_hidden(policy: Policy, row: MicroBatch) -> torch.Tensor:
 
     Of all T, only these go through a head: the head of the vocabulary is the largest matrix.
     """
-    device = policy.device
-    plan = PackedPlan(row.position_ids, row.segment_ids, row.parents, device, policy.exact)
+    device, facts = policy.device, (row.position_ids, row.segment_ids, row.parents)
+    plan: AttentionPlan
+    if policy.exact is not None and policy.exact.native:
+        plan = RowPlan(*facts)
+    else:
+        plan = PackedPlan(*facts, device, policy.exact)
     hidden = policy.hidden(
         on_device(row.token_ids, device), on_device(row.position_ids, device), plan
     )

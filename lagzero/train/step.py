@@ -178,7 +178,7 @@ class LocalTrainer:
             self._temperature,
             self._train.logprob_chunk_tokens,
             self._entropy_gradient,
-            exact=policy.exact is not None,
+            tail=policy.tail,
         )
 
     def _logprobs(self, policy: Policy, row: MicroBatch) -> Array:

@@ -244,6 +244,6 @@ def _score(policy: Policy, row: Any, temperature: float, chunk: int) -> Array:
             on_device(row.targets, policy.device),
             temperature,
             chunk,
-            exact=policy.exact is not None,
+            tail=policy.tail,
         )
     return logprobs.detach().float().numpy()

@@ -120,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", nargs="*", choices=["float32", "bfloat16"])
     parser.add_argument("--lora", action="store_true", help="with adapters of rank 8")
     parser.add_argument("--numerics", choices=["exact", "fast"], default="exact")
+    parser.add_argument("--decoder", choices=["auto", "native", "torch"], default="auto")
     parser.add_argument("--fp32-head", action="store_true")
     parser.add_argument("--still", action="store_true", help="without changes of weights")
     parser.add_argument("--seed", type=int, default=0)
@@ -145,8 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.lora:
                 policy = add_lora(policy, LoraConfig(rank=8))
             if options.numerics == "exact":
-                policy = make_exact(policy)
-            different += _describe(f"{name} {dtype}", policy, traffic, options.tokens, options.seed)
+                policy = make_exact(policy, decoder=options.decoder)
+            label = f"{name} {dtype}" + " in C" * (policy.native is not None)
+            different += _describe(label, policy, traffic, options.tokens, options.seed)
     return int(different > 0)
 
 

@@ -218,7 +218,8 @@ def test_exact_numerics_are_checked_under_the_threads_of_engine_processes(
     """And for what is sampled alone: a critic of its own is not checked again."""
     checked: list[list[int]] = []
 
-    def note(policy: Any, engine_threads: list[int]) -> Any:
+    def note(policy: Any, engine_threads: list[int], decoder: str) -> Any:
+        assert decoder == "auto"
         checked.append(engine_threads)
         return policy
 

@@ -1,5 +1,7 @@
 """Under random traffic every sampled log-prob is the trainer's, bit for bit; and faults are found.
 
+Here engine and trainer run the model's modules; ``test_exact_in_c`` is of what the C library runs.
+
 More tokens: python -m lagzero.train.verify --tokens 10000
 """
 
@@ -24,7 +26,6 @@ from lagzero.errors import LagzeroError
 from lagzero.numerics import exact
 from lagzero.prepare.pack import pack
 from lagzero.train import exactness
-from lagzero.train.exactness import make_exact
 from lagzero.train.lora import add_lora
 from lagzero.train.model import Policy, enable_activation_checkpointing
 from lagzero.train.rows import predictor_hidden
@@ -41,6 +42,7 @@ LIVELY = Traffic(
     take_back=0.1,
     release=0.03,
 )
+make_exact = functools.partial(exactness.make_exact, decoder="torch")
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "olmo2", "gemma3_text", "qwen3_moe", "gpt2"]
 
 
