@@ -10,6 +10,8 @@
 #define ROWS 4   /* rows of a weight in a tile */
 #define BLOCK 32 /* rows of a weight in one piece of work */
 #define STRIP 12 /* tokens that meet a block while both are in cache */
+#define PANEL (48 << 10) /* numbers of the tokens that a block meets before the next block */
+#define GROUP (512 << 10) /* numbers of a weight that all tokens meet before the next ones */
 #if defined(__AVX512BF16__)
 #define PAIRED 1 /* products of bfloat16 weights take bfloat16 inputs, two at once */
 #else
@@ -31,7 +33,24 @@ INLINE vf held(vf v) {
     return v;
 }
 
-/* sums[a][b] = weight row a . x row b, for ``rows`` x ``columns`` of them; x is float32. */
+/* sums[b][a] = the sum of total[a][b], for one row or ROWS. */
+INLINE void add_up(vf total[ROWS][COLUMNS], int rows, int columns, float *sums) {
+    if (rows == 1) {
+        *sums = sum_of(total[0][0]);
+        return;
+    }
+#pragma GCC unroll 8
+    for (int b = 0; b + 1 < columns; b += 2)
+        *(vf_any *)(sums + b * ROWS) =
+            sums_of_8(total[0][b], total[1][b], total[2][b], total[3][b], total[0][b + 1],
+                      total[1][b + 1], total[2][b + 1], total[3][b + 1]);
+    int b = columns - 1;
+    if (columns % 2)
+        *(vf_any *)(sums + b * ROWS) =
+            sums_of_4(total[0][b], total[1][b], total[2][b], total[3][b]);
+}
+
+/* sums[b][a] = weight row a . x row b, for ``rows`` x ``columns`` of them; x is float32. */
 INLINE void dot(const void *weight, const void *x, long inputs, int type, int rows, int columns,
                 float *sums) {
     vf each[COLUMNS], total[ROWS][COLUMNS] = {};
@@ -47,14 +66,11 @@ INLINE void dot(const void *weight, const void *x, long inputs, int type, int ro
             for (int b = 0; b < columns; b++) total[a][b] += w * each[b];
         }
     }
-#pragma GCC unroll 8
-    for (int a = 0; a < rows; a++)
-#pragma GCC unroll 8
-        for (int b = 0; b < columns; b++) sums[a * columns + b] = sum_of(total[a][b]);
+    add_up(total, rows, columns, sums);
     for (long i = whole; i < inputs; i++)
         for (int a = 0; a < rows; a++)
             for (int b = 0; b < columns; b++)
-                sums[a * columns + b] +=
+                sums[b * rows + a] +=
                     load_one(weight, a * inputs + i, type) * input[b * inputs + i];
 }
 
@@ -62,13 +78,9 @@ INLINE void dot(const void *weight, const void *x, long inputs, int type, int ro
 /* The same of bfloat16 weights and inputs, whose number is a multiple of 32. */
 INLINE void dot_pairs(const void *weight, const void *x, long inputs, int rows, int columns,
                       float *sums) {
-    __m512 total[ROWS][COLUMNS];
+    vf total[ROWS][COLUMNS] = {};
     __m512bh each[COLUMNS];
     const uint16_t *of = weight, *input = x;
-#pragma GCC unroll 8
-    for (int a = 0; a < rows; a++)
-#pragma GCC unroll 8
-        for (int b = 0; b < columns; b++) total[a][b] = _mm512_setzero_ps();
     for (long i = 0; i < inputs; i += 32) {
 #pragma GCC unroll 8
         for (int b = 0; b < columns; b++)
@@ -78,13 +90,10 @@ INLINE void dot_pairs(const void *weight, const void *x, long inputs, int rows, 
             __m512bh w = (__m512bh)held((vf)_mm512_loadu_si512(of + a * inputs + i));
 #pragma GCC unroll 8
             for (int b = 0; b < columns; b++)
-                total[a][b] = _mm512_dpbf16_ps(total[a][b], w, each[b]);
+                total[a][b] = (vf)_mm512_dpbf16_ps((__m512)total[a][b], w, each[b]);
         }
     }
-#pragma GCC unroll 8
-    for (int a = 0; a < rows; a++)
-#pragma GCC unroll 8
-        for (int b = 0; b < columns; b++) sums[a * columns + b] = sum_of((vf)total[a][b]);
+    add_up(total, rows, columns, sums);
 }
 #define DOT_BF16 dot_pairs(weight, x, inputs, rows, columns, sums)
 #else
@@ -129,25 +138,27 @@ static void tile(const Linear *of, int rows, int columns, long row, long t, cons
     static const long sizes[] = {4, 2, 1};
     const long inputs = of->inputs;
     const int type = (int)of->type;
-    float sums[ROWS * COLUMNS];
+    float sums[ROWS * COLUMNS + LANES], scale[ROWS], bias[ROWS];
     const char *from = (const char *)x + t * inputs * (PAIRED && type == BF16 ? 2 : 4);
     const char *weight = (const char *)of->weight + row * inputs * sizes[type];
     dots[type][rows == 1 ? 0 : columns](weight, from, inputs, sums);
     for (int a = 0; a < rows; a++) {
-        float scale = type == INT8 ? of->scale[row + a] : 1;
-        float bias = of->bias ? load_one(of->bias, row + a, round_to) : 0;
-        for (int b = 0; b < columns; b++)
-            y[(t + b) * of->rows + row + a] =
-                round_one(sums[a * columns + b] * scale + bias, round_to);
+        scale[a] = type == INT8 ? of->scale[row + a] : 1;
+        bias[a] = of->bias ? load_one(of->bias, row + a, round_to) : 0;
+    }
+    for (int b = 0; b < columns; b++) {
+        float *to = y + (t + b) * of->rows + row;
+        for (int a = 0; a < rows; a++)
+            to[a] = round_one(sums[b * rows + a] * scale[a] + bias[a], round_to);
     }
 }
 
-/* A block of rows times all tokens. */
-ONCE static void block(const Linear *of, long first, long num, const void *x, float *y,
-                       int round_to) {
+/* A block of rows times tokens first_token to last_token - 1. */
+ONCE static void block(const Linear *of, long first, long first_token, long last_token,
+                       const void *x, float *y, int round_to) {
     long end = first + BLOCK < of->rows ? first + BLOCK : of->rows;
-    for (long strip = 0; strip < num; strip += STRIP) {
-        long last = strip + STRIP < num ? strip + STRIP : num;
+    for (long strip = first_token; strip < last_token; strip += STRIP) {
+        long last = strip + STRIP < last_token ? strip + STRIP : last_token;
         for (long row = first; row < end;) {
             int rows = row + ROWS <= end ? ROWS : 1;
             for (long t = strip; t < last;) {
@@ -163,11 +174,19 @@ ONCE static void block(const Linear *of, long first, long num, const void *x, fl
 
 /* y [num, rows] = x [num, inputs] weight^T + bias, shared out among the team; no barrier after it.
  *
- * ``pairs`` is x as bfloat16, for a PAIRED product. */
+ * ``pairs`` is x as bfloat16, for a PAIRED product. Tokens come in panels and blocks in groups, so
+ * that a panel stays in the second cache and a group in the third. */
 static void multiply(const Linear *of, long num, const float *x, const uint16_t *pairs, float *y,
                      int round_to) {
-    long blocks = (of->rows + BLOCK - 1) / BLOCK;
     const void *inputs = PAIRED && of->type == BF16 ? (const void *)pairs : x;
+    long blocks = (of->rows + BLOCK - 1) / BLOCK, panel = PANEL / of->inputs / STRIP * STRIP;
+    if (panel < STRIP) panel = STRIP;
+    long panels = (num + panel - 1) / panel, group = GROUP / (BLOCK * of->inputs) + 1;
 #pragma omp for schedule(dynamic, 1) nowait
-    for (long b = 0; b < blocks; b++) block(of, b * BLOCK, num, inputs, y, round_to);
+    for (long work = 0; work < blocks * panels; work++) {
+        long start = work / (group * panels) * group; /* the first block of its group */
+        long size = start + group < blocks ? group : blocks - start, at = work - start * panels;
+        long token = at / size * panel, end = token + panel < num ? token + panel : num;
+        block(of, (start + at % size) * BLOCK, token, end, inputs, y, round_to);
+    }
 }

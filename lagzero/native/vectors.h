@@ -86,6 +86,44 @@ INLINE float sum_of(vf v) {
     return v[0];
 }
 
+/* In each stretch of 2 width lanes: sums of the halves of a's, and beside them those of b's. */
+#define FOLD(a, b, width)                                                                          \
+    (__builtin_shuffle(a, b, LOW_##width) + __builtin_shuffle(a, b, LOW_##width + width))
+#if LANES == 16
+#define LOW_8 ((vi){0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23})
+#define LOW_4 ((vi){0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27})
+#define LOW_2 ((vi){0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29})
+#define LOW_1 ((vi){0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30})
+#else
+#define LOW_4 ((vi){0, 1, 2, 3, 8, 9, 10, 11})
+#define LOW_2 ((vi){0, 1, 8, 9, 4, 5, 12, 13})
+#define LOW_1 ((vi){0, 8, 2, 10, 4, 12, 6, 14})
+#endif
+
+/* ``sum_of`` a to d, in the order of its sums, in lanes 0 to 3. */
+INLINE vf sums_of_4(vf a, vf b, vf c, vf d) {
+#if LANES == 16
+    vf e = FOLD(a, c, 8), f = FOLD(b, d, 8), g = FOLD(e, f, 4), h = FOLD(g, g, 2);
+    return __builtin_shuffle(FOLD(h, h, 1), (vi){0, 4, 8, 12});
+#else
+    vf e = FOLD(a, c, 4), f = FOLD(b, d, 4), g = FOLD(e, f, 2);
+    return __builtin_shuffle(FOLD(g, g, 1), (vi){0, 2, 4, 6});
+#endif
+}
+
+/* The same of a to h, in lanes 0 to 7. */
+INLINE vf sums_of_8(vf a, vf b, vf c, vf d, vf e, vf f, vf g, vf h) {
+#if LANES == 16
+    a = FOLD(a, e, 8), b = FOLD(b, f, 8), c = FOLD(c, g, 8), d = FOLD(d, h, 8);
+    a = FOLD(a, c, 4), b = FOLD(b, d, 4), a = FOLD(a, b, 2);
+    return __builtin_shuffle(FOLD(a, a, 1), (vi){0, 2, 4, 6, 8, 10, 12, 14});
+#else
+    a = FOLD(a, e, 4), b = FOLD(b, f, 4), c = FOLD(c, g, 4), d = FOLD(d, h, 4);
+    a = FOLD(a, c, 2), b = FOLD(b, d, 2);
+    return FOLD(a, b, 1);
+#endif
+}
+
 /* exp, 0 below e^-87: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
  * Its coefficients are those of expf in Cephes (Moshier). */
 INLINE vf exp_of(vf x) {
