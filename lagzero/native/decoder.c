@@ -45,8 +45,8 @@ static long scratch_row(const Model *of) {
 
 /* Floats of ``Step.scratch``. */
 long scratch_floats(const Model *of, const Step *step) {
-    long shares = (step->longest + LANES) * step->num_threads;
-    return scratch_row(of) * step->num_tokens + of->hidden * step->num_sampled * 2 + shares;
+    long shared = scratch_row(of) * step->num_tokens + of->hidden * step->num_sampled * 2;
+    return shared + attention_scratch(of, step) * step->num_threads;
 }
 
 /* What a token's query, key and value go through before attention. */
@@ -81,11 +81,11 @@ void forward(const Model *of, const Step *step) {
     float *x = step->scratch, *normed = x + T * D, *more = normed + T * D, *query = more + T * D;
     float *key = query + T * Q, *value = key + T * KV, *attended = value + T * KV;
     float *gate = attended + T * Q, *up = gate + T * F, *spare = up + T * F;
-    float *picked = step->scratch + T * scratch_row(of), *all_shares = picked + N * D * 2;
+    float *picked = step->scratch + T * scratch_row(of), *attention = picked + N * D * 2;
     uint16_t *pairs = (uint16_t *)spare; /* inputs of the next product as bfloat16 */
 #pragma omp parallel num_threads((int)step->num_threads)
     {
-        float *shares = all_shares + omp_get_thread_num() * (step->longest + LANES);
+        float *own = attention + omp_get_thread_num() * attention_scratch(of, step);
 #pragma omp for schedule(static)
         for (long t = 0; t < T; t++)
             for (long i = 0; i < D; i++)
@@ -105,7 +105,7 @@ void forward(const Model *of, const Step *step) {
 #pragma omp for schedule(static)
             for (long t = 0; t < T; t++)
                 place_token(of, layer, step, t, query + t * Q, key + t * KV, value + t * KV);
-            attend_all(of, layer, step, query, shares, attended);
+            attend_all(of, layer, step, query, own, attended);
 #pragma omp for schedule(static)
             for (long t = 0; t < T; t++) as_pairs(attended + t * Q, Q, pairs + t * Q);
             multiply(&layer->out, T, attended, pairs, more, type);

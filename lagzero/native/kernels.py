@@ -23,8 +23,6 @@ import torch
 from lagzero.native.library import library
 from lagzero.native.structures import TYPES, Layer, Linear, Model, Step
 
-_LANES = 16  # floats beyond a row of scores that the library may write, at most
-
 
 def _at(tensor: torch.Tensor | None) -> ctypes.c_void_p:
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
@@ -131,7 +129,6 @@ def attend(
     rows, key, value = query.contiguous().float(), key.contiguous(), value.contiguous()
     out, threads = torch.empty_like(rows), torch.get_num_threads()
     longest = places.tables.shape[1]
-    scratch = torch.empty((longest + _LANES) * threads)
     model = Model(
         heads=heads,
         kv_heads=key.shape[1],
@@ -149,10 +146,13 @@ def attend(
         positions=places.positions.data_ptr(),
         sequences=places.sequences.data_ptr(),
         tables=places.tables.data_ptr(),
-        scratch=scratch.data_ptr(),
     )
+    native = library()
+    native.attend_floats.restype = ctypes.c_long
+    scratch = torch.empty(native.attend_floats(ctypes.byref(model), ctypes.byref(step)))
+    step.scratch = scratch.data_ptr()
     parts: list[Any] = [ctypes.byref(model), ctypes.byref(layer), ctypes.byref(step)]
-    library().attend_rows(*parts, _at(rows), _at(out))
+    native.attend_rows(*parts, _at(rows), _at(out))
     return out.to(dtype)
 
 

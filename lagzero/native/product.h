@@ -27,7 +27,7 @@ typedef struct {
 
 /* In a register: else gcc reads an operand from memory again for each use, twice as many loads. */
 INLINE vf held(vf v) {
-#ifdef __x86_64__
+#ifdef __AVX2__
     __asm__("" : "+v"(v));
 #endif
     return v;

@@ -59,10 +59,15 @@ void gate_rows(const float *gate, const float *up, long num, long size, long typ
         gated(gate + n * size, up + n * size, size, (int)type, to + n * size);
 }
 
+/* Floats of ``Step.scratch`` for attend_rows. */
+long attend_floats(const Model *of, const Step *step) {
+    return attention_scratch(of, step) * step->num_threads;
+}
+
 /* Attention of queries [T, H, E] of a step whose keys and values are written already. */
 void attend_rows(const Model *of, const Layer *layer, const Step *step, const float *query,
                  float *out) {
 #pragma omp parallel num_threads((int)step->num_threads)
     attend_all(of, layer, step, query,
-               step->scratch + omp_get_thread_num() * (step->longest + LANES), out);
+               step->scratch + omp_get_thread_num() * attention_scratch(of, step), out);
 }
