@@ -28,10 +28,14 @@ INLINE void score(const void *keys, int type, const int64_t *places, long num, l
         vf a = {}, b = {}, c = {}, d = {}, e = {}, f = {}, g = {}, h = {};
         for (long i = 0; i < size; i += LANES) {
             vf q = *(const vf_any *)(query + i);
-            a += q * load(keys, places[0] + i, type), b += q * load(keys, places[1] + i, type);
-            c += q * load(keys, places[2] + i, type), d += q * load(keys, places[3] + i, type);
-            e += q * load(keys, places[4] + i, type), f += q * load(keys, places[5] + i, type);
-            g += q * load(keys, places[6] + i, type), h += q * load(keys, places[7] + i, type);
+            a = fused(q, load(keys, places[0] + i, type), a);
+            b = fused(q, load(keys, places[1] + i, type), b);
+            c = fused(q, load(keys, places[2] + i, type), c);
+            d = fused(q, load(keys, places[3] + i, type), d);
+            e = fused(q, load(keys, places[4] + i, type), e);
+            f = fused(q, load(keys, places[5] + i, type), f);
+            g = fused(q, load(keys, places[6] + i, type), g);
+            h = fused(q, load(keys, places[7] + i, type), h);
         }
         vf sums = sums_of_8(a, b, c, d, e, f, g, h) * scale;
         for (int i = 0; i < 8; i++) shares[at + i] = sums[i];
@@ -39,7 +43,7 @@ INLINE void score(const void *keys, int type, const int64_t *places, long num, l
     for (; at < num; at++, places++) {
         vf sum = {};
         for (long i = 0; i < size; i += LANES)
-            sum += *(const vf_any *)(query + i) * load(keys, *places + i, type);
+            sum = fused(*(const vf_any *)(query + i), load(keys, *places + i, type), sum);
         shares[at] = sum_of(sum) * scale;
     }
 }
@@ -68,7 +72,8 @@ INLINE void weigh(const void *values, int type, const int64_t *places, long num,
     for (int i = 0; i < width / LANES; i++) sums[i] = *(vf_any *)(out + from + i * LANES);
     for (long at = 0; at < num; at++)
         for (int i = 0; i < width / LANES; i++)
-            sums[i] += shares[at] * load(values, places[at] + from + i * LANES, type);
+            sums[i] = fused(all(shares[at]), load(values, places[at] + from + i * LANES, type),
+                            sums[i]);
     for (int i = 0; i < width / LANES; i++) *(vf_any *)(out + from + i * LANES) = sums[i];
 }
 

@@ -25,9 +25,7 @@ static void add_normalise(float *x, const float *more, const void *weight, long 
     normalise(x, weight, size, eps, type, to);
 }
 
-/* Each product is rounded before the sum, in float32 too, as torch's own operations do. */
-ROUNDED static void rotate(float *head, const float *cosine, const float *sine, long size,
-                           int type) {
+static void rotate(float *head, const float *cosine, const float *sine, long size, int type) {
     long half = size / 2;
     for (long i = 0; i < half; i++) {
         float a = head[i], b = head[i + half];

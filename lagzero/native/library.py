@@ -23,7 +23,7 @@ SOURCES = (
     "sampling.h",
     "vectors.h",
 )
-_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fPIC", "-std=gnu11")
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-std=gnu11")
 
 
 class NotBuilt(Exception):

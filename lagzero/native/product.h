@@ -63,7 +63,7 @@ INLINE void dot(const void *weight, const void *x, long inputs, int type, int ro
         for (int a = 0; a < rows; a++) {
             vf w = held(load(weight, a * inputs + i, type));
 #pragma GCC unroll 8
-            for (int b = 0; b < columns; b++) total[a][b] += w * each[b];
+            for (int b = 0; b < columns; b++) total[a][b] = fused(w, each[b], total[a][b]);
         }
     }
     add_up(total, rows, columns, sums);

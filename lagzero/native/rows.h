@@ -16,7 +16,7 @@ ONCE static void normalise(const float *x, const void *weight, long size, float 
     long whole = size / LANES * LANES;
     for (long i = 0; i < whole; i += LANES) {
         vf each = *(const vf_any *)(x + i);
-        squares += each * each;
+        squares = fused(each, each, squares);
     }
     for (long i = whole; i < size; i++) sum += x[i] * x[i];
     float factor = 1.0f / sqrtf((sum + sum_of(squares)) / size + eps);

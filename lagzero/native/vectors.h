@@ -12,10 +12,8 @@
 #define LANES 8
 #endif
 #define INLINE static inline __attribute__((always_inline))
-/* Compiled once, so that all who call it get the same bits. */
+/* Compiled once, so that all who call it run the same instructions. */
 #define ONCE __attribute__((noinline, noclone))
-/* Nor are its products and sums made in one rounding. */
-#define ROUNDED __attribute__((noinline, noclone, optimize("fp-contract=off")))
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
@@ -75,6 +73,23 @@ INLINE void store_one(void *to, long at, float value, int type) {
     ((uint16_t *)to)[at] = (uint16_t)(wide.bits >> 16);
 }
 
+/* a b + c in one rounding, where the machine has it. Written out, and the compiler forbidden to do
+ * so by itself (-ffp-contract=off): what it chose for one loop it did not for another. */
+INLINE vf fused(vf a, vf b, vf c) {
+#if LANES == 16
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__FP_FAST_FMAF)
+    for (int i = 0; i < LANES; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE vf all(float value) { return (vf){} + value; }
+
 INLINE vf pick(vi which, vf yes, vf no) { return (vf)((which & (vi)yes) | (~which & (vi)no)); }
 
 INLINE float sum_of(vf v) {
@@ -131,11 +146,16 @@ INLINE vf exp_of(vf x) {
     vi none = x < low;
     x = pick(none, low, x);
     x = pick(x > high, high, x);
-    vf steps = x * 1.44269504f + 12582912.0f; /* rounds to an integer in the low bits */
+    vf steps = fused(x, all(1.44269504f), all(12582912.0f)); /* rounds to an integer in low bits */
     vi whole = (vi)steps - 0x4b400000;
     steps -= 12582912.0f;
-    vf r = x - steps * 0.693359375f + steps * 2.12194440e-4f;
-    vf p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r
-             + 4.1665795894e-2f) * r + 1.6666665459e-1f) * r + 5.0000001201e-1f;
-    return pick(none, (vf){}, (p * r * r + r + 1.0f) * (vf)((whole + 127) << 23));
+    vf r = fused(steps, all(-0.693359375f), x);
+    r = fused(steps, all(2.12194440e-4f), r);
+    vf p = fused(all(1.9875691500e-4f), r, all(1.3981999507e-3f));
+    p = fused(p, r, all(8.3334519073e-3f));
+    p = fused(p, r, all(4.1665795894e-2f));
+    p = fused(p, r, all(1.6666665459e-1f));
+    p = fused(p, r, all(5.0000001201e-1f));
+    p = fused(p * r, r, r) + 1.0f;
+    return pick(none, (vf){}, p * (vf)((whole + 127) << 23));
 }

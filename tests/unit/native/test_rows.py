@@ -167,6 +167,22 @@ def test_a_token_attends_alike_wherever_its_sequence_stands(seed, dtype, threads
     assert torch.equal(found[first:], expected)
 
 
+@pytest.mark.parametrize("window", [None, 13, 40])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("size", [16, 80])
+def test_a_query_alone_has_the_bits_that_it_has_among_its_neighbours(size, dtype, window):
+    """Blocks of keys begin elsewhere for it then."""
+    num = 130
+    query, key, value = (random(num, n, size, dtype=dtype, seed=n) for n in (6, 2, 2))
+    table = torch.arange(num).unsqueeze(0)
+    row = kernels.Places(torch.arange(num), torch.zeros(num, dtype=torch.long), table)
+    together = kernels.attend(query, key, value, row, 0.25, window)
+    for at in range(num):
+        one = kernels.Places(torch.tensor([at]), torch.zeros(1, dtype=torch.long), table)
+        alone = kernels.attend(query[at : at + 1], key, value, one, 0.25, window)
+        assert torch.equal(alone[0], together[at])
+
+
 @given(
     size=st.sampled_from([1, 9, 256, 300, 1000]),
     temperature=st.sampled_from([0.5, 1.0, 1.3]),
