@@ -67,7 +67,7 @@ def main() -> None:
 def load(
     options: argparse.Namespace, dtype: Any, numerics: str = "fast", fp32_head: bool = False
 ) -> Any:
-    """Return a policy; tells on stderr how long the self-check took."""
+    """Return a policy; tells on stderr how it was made exact, and in what time."""
     import torch
 
     from lagzero.config import ModelConfig
@@ -81,8 +81,8 @@ def load(
         begun = time.perf_counter()
         policy = make_exact(policy)
         print(
-            f"self-check: {time.perf_counter() - begun:.1f} s, {policy.exact}, "
-            f"{torch.get_num_threads()} threads",
+            f"exact after {time.perf_counter() - begun:.1f} s, {torch.get_num_threads()} threads; "
+            f"{policy.exact}",
             file=sys.stderr,
         )
     return policy

@@ -98,8 +98,11 @@ def build_serving(
 ) -> Serving:
     """Make the engines that serve a policy, and the generators that play prompts on them.
 
-    ``report`` hears, in words, of engines that die and of groups that do not end.
+    ``report`` hears, in words, how exact numerics are kept, of engines that die and of groups that
+    do not end.
     """
+    if policy.exact is not None:
+        report(f"exact numerics: {policy.exact}")
     match config.placement.kind:
         case "colocated":
             serving_policy = build_serving_policy(config, policy)

@@ -46,15 +46,28 @@ class Product:
 class ExactNumerics:
     """How one model is exact on one machine.
 
-    With ``native`` engine and trainer compute in C and there is nothing to choose. Else the
-    self-check chose: ``attention`` are counts of query rows, ascending, that give the same rows in
-    attention.
+    Engine and trainer both compute in C, or ``not_native`` says why they run the model's modules;
+    then the self-check chose the rest. ``attention`` are counts of query rows, ascending, that give
+    the same rows in attention.
     """
 
+    not_native: str | None = None
     attention: tuple[int, ...] = ()
     num_shapes: int = 0  # of linear layers that were checked
     widened: bool = False  # some products are made in float32 and rounded
-    native: bool = False
+
+    @property
+    def native(self) -> bool:
+        """Whether engine and trainer compute in C."""
+        return self.not_native is None
+
+    def __str__(self) -> str:
+        if self.native:
+            return "engine and trainer compute in C"
+        return (
+            f"engine and trainer run the model's modules, {self.num_shapes} shapes of products "
+            f"checked (not in C: {self.not_native})"
+        )
 
 
 def cover(num_rows: int, counts: Sequence[int]) -> list[int]:

@@ -71,22 +71,22 @@ def make_exact(
             "only. Set model.device: cpu, or model.numerics: fast"
         )
     policy = replace(policy, native=None)
-    reason = "it is not asked for" if decoder == "torch" else make_native(policy)
+    reason = "engine.decoder is torch" if decoder == "torch" else make_native(policy)
     if reason is None:
         install_rows(policy)
-        exact = replace(policy, exact=ExactNumerics(native=True))
+        exact = replace(policy, exact=ExactNumerics())
     elif decoder == "native":
         raise LagzeroError(
             "model.numerics: exact with engine.decoder: native computes in C in the trainer and "
             f"in each engine, and this process cannot: {reason}. Set engine.decoder: torch"
         )
     else:
-        exact = _checked(policy, thread_counts)
+        exact = _checked(policy, thread_counts, reason)
     _try_out(exact)
     return exact
 
 
-def _checked(policy: Policy, thread_counts: Sequence[int]) -> Policy:
+def _checked(policy: Policy, thread_counts: Sequence[int], reason: str) -> Policy:
     """Let the modules multiply as the self-check finds exact."""
     threads = list(dict.fromkeys([torch.get_num_threads(), *thread_counts]))
     modules = list(_multiplying(policy))
@@ -97,7 +97,7 @@ def _checked(policy: Policy, thread_counts: Sequence[int]) -> Policy:
     for module, forward, _ in modules:
         install(module, forward, products)
     widened = any(product.widen for product in products.values())
-    return replace(policy, exact=ExactNumerics(rows, len(shapes), widened))
+    return replace(policy, exact=ExactNumerics(reason, rows, len(shapes), widened))
 
 
 def _try_out(policy: Policy) -> None:

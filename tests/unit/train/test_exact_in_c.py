@@ -188,7 +188,9 @@ def test_a_model_that_is_not_exact_after_all_is_refused(monkeypatch):
 
 def test_what_c_does_not_know_goes_by_the_modules_unless_c_is_asked_for(monkeypatch):
     with_adapter = add_lora(tiny_policy("llama", torch.float32), LoraConfig(rank=2))
-    assert make_exact(with_adapter).exact.native is False
+    by_modules = make_exact(with_adapter).exact
+    assert not by_modules.native and "(not in C: the policy has an adapter)" in str(by_modules)
+    assert str(in_c("llama", torch.float32).exact) == "engine and trainer compute in C"
     with pytest.raises(LagzeroError, match=r"this process cannot: it knows .*, not olmo2"):
         make_exact(tiny_policy("olmo2", torch.float32), decoder="native")
 
