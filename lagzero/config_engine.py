@@ -57,7 +57,8 @@ class EngineConfig(Block):
     # norms and adapters stay in its dtype
     weights: Literal["same", "int8", "fp8"] = "same"
     # what computes the forward pass. native: C, compiled at the first start, for Llama-like models
-    # on a CPU; torch: the model's own modules; auto: native where it can
+    # on a CPU; torch: the model's own modules; auto: native where it can. With model.numerics:
+    # exact the trainer's forward pass goes the same way
     decoder: Literal["auto", "native", "torch"] = "auto"
     max_running: PositiveInt = 128  # sequences decoded together
     page_size: PositiveInt = 32  # tokens a page

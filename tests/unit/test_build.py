@@ -19,9 +19,11 @@ from lagzero.config import Config
 from lagzero.config_load import parse_config
 from lagzero.engine.request import Request, Sampling
 from lagzero.errors import LagzeroError
+from lagzero.native import decoder as native_room
 from lagzero.runtime.local_runtime import ComputeThread
 from lagzero.train.critic import ActorCritic
 from lagzero.train.model import save_policy
+from lagzero.train.verify import tiny_policy
 from lagzero.types import Sample, sampled_tokens
 
 
@@ -235,6 +237,35 @@ def test_exact_numerics_are_checked_under_the_threads_of_engine_processes(
     build.build_training(chosen, policy, compute)
     compute.close()
     assert checked == [threads]
+
+
+def test_engine_processes_are_exact_in_the_way_of_their_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """In C where the trainer is; one that cannot build the library ends with the reason."""
+    policy = tiny_policy("llama", torch.float32)
+    policy.module.save_pretrained(tmp_path)
+    words = {f"w{i}": i for i in range(211)}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words))).save_pretrained(
+        tmp_path
+    )
+    chosen = config(
+        model={"path": str(tmp_path), "dtype": "float32", "device": "cpu", "numerics": "exact"},
+        engine={"kv_cache_tokens": 1024},
+    )
+    trained = build.build_policy(chosen)
+    assert serving_room.exact_decoder(trained) == "native"
+    assert serving_room.serve_engine(chosen, "native").engine.policy.exact == trained.exact
+    served = serving_room.serve_engine(chosen, "torch").engine.policy
+    assert served.native is None and serving_room.exact_decoder(served) == "torch"
+
+    def broken() -> None:
+        raise native_room.NotBuilt("no compiler today")
+
+    monkeypatch.setattr(native_room, "library", broken)
+    assert serving_room.exact_decoder(build.build_policy(chosen)) == "torch"
+    with pytest.raises(LagzeroError, match="this process cannot: no compiler today"):
+        serving_room.serve_engine(chosen, "native")
 
 
 @pytest.mark.parametrize("kind", ["none", "ngram", "draft"])

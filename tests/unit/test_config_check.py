@@ -187,6 +187,8 @@ def test_exact_numerics_need_one_type_and_keys_of_the_present_weights():
     exact = ("model.numerics", "exact")
     assert found(exact, ("engine.dtype", "float32")) == ["engine.dtype"]  # auto may be bfloat16
     assert found(exact, ("engine.dtype", "float32"), ("model.dtype", "float32")) == []
+    for decoder in ("auto", "native", "torch"):
+        assert found(exact, ("engine.decoder", decoder)) == []
     ahead = config(exact, ("schedule.max_lag", 1))
     assert [note.split(":")[0] for note in notes(ahead)] == ["engine.kv_on_update"]
     assert notes(config(exact, ("schedule.max_lag", 1), ("engine.kv_on_update", "recompute"))) == []
