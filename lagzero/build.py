@@ -28,7 +28,7 @@ from lagzero.schedule.staleness import Contract
 from lagzero.score import reward
 from lagzero.score.reward import RewardScorer
 from lagzero.train.critic import ActorCritic, Critic, load_head
-from lagzero.train.exactness import make_exact
+from lagzero.train.exactness import make_exact, make_exact_in_c
 from lagzero.train.lora import add_lora, lora_reference
 from lagzero.train.model import (
     Policy,
@@ -101,19 +101,30 @@ def machine_notes(config: Config) -> tuple[str, ...]:
 
 
 def build_policy(config: Config) -> Policy:
-    """Load the model; with LoRA, put adapters on it; with exact numerics, check this machine."""
+    """Load the model; with LoRA, put adapters on it; make its numerics exact as configured."""
     policy = load_policy(config.model)
     if config.model.lora is not None:
         policy = add_lora(policy, config.model.lora, config.seed)
     if config.model.activation_checkpointing:
         enable_activation_checkpointing(policy)
-    if config.model.numerics == "exact":
-        apart = config.placement.kind != "colocated"
-        threads = [config.placement.engine_threads] if apart else []
-        policy = make_exact(policy, threads, config.engine.decoder)
+    policy = _with_numerics(config, policy)
     if config.train.rounded_weights and config.engine.weights != "same":
         compute_with_rounded(policy, config.engine.weights)
     return policy
+
+
+def _with_numerics(config: Config, policy: Policy) -> Policy:
+    engine = config.engine
+    match config.model.numerics:
+        case "exact":
+            apart = config.placement.kind != "colocated"
+            threads = [config.placement.engine_threads] if apart else []
+            return make_exact(policy, threads, engine.decoder)
+        case "auto":
+            alike = engine.weights == "same" and engine.dtype in ("same", config.model.dtype)
+            return make_exact_in_c(policy) if alike and engine.decoder != "torch" else policy
+        case "fast":
+            return policy
 
 
 def build_data(config: Config) -> Data:

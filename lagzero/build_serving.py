@@ -194,16 +194,21 @@ def _swaps(pool: EnginePool, places: Sequence[CoreSets]) -> Gate:
     return SwapGate(halves, pool, move)
 
 
-def exact_decoder(policy: Policy) -> DecoderChoice:
-    """Return which decoder an engine's process must use to be exact with the trainer's policy."""
-    return "native" if policy.exact is not None and policy.exact.native else "torch"
+def exact_decoder(policy: Policy) -> DecoderChoice | None:
+    """Return which decoder an engine's process must use to be exact with the trainer's policy.
+
+    None where the policy is not exact.
+    """
+    if policy.exact is None:
+        return None
+    return "native" if policy.exact.native else "torch"
 
 
-def serve_engine(config: Config, decoder: DecoderChoice = "auto") -> Served:
+def serve_engine(config: Config, decoder: DecoderChoice | None = None) -> Served:
     """Make the engine of one process; its weights are replaced before anything is sampled.
 
-    ``decoder`` is ``exact_decoder`` of the trainer's policy, for exact numerics: two processes must
-    not decide apart.
+    ``decoder`` is ``exact_decoder`` of the trainer's policy: two processes must not decide apart
+    how, and whether, numerics are exact.
     """
     keep_freed_memory()
     quiet_libraries()
@@ -211,7 +216,7 @@ def serve_engine(config: Config, decoder: DecoderChoice = "auto") -> Served:
     if config.model.lora is not None:
         policy = add_lora(policy, config.model.lora, config.seed)
     policy = build_serving_policy(config, policy)
-    if config.model.numerics == "exact":
+    if decoder is not None:
         policy = make_exact(policy, decoder=decoder)
     engine = _engine(config, policy)
     return Served(engine, dict(policy.module.named_parameters()))

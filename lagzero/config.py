@@ -48,8 +48,9 @@ class ModelConfig(Block):
     # (a teacher, in distillation); None: the policy as it started
     reference: UserPath | None = None
     # exact: engine and trainer compute the same log-probs bit for bit, so that the ratio of an
-    # unchanged policy is 1 exactly (docs/numerics.md; on a CPU). fast: as fast as each can
-    numerics: Literal["fast", "exact"] = "fast"
+    # unchanged policy is 1 exactly (docs/numerics.md; on a CPU). fast: as fast as each can. auto:
+    # exact where both compute in C, which costs next to nothing, else fast
+    numerics: Literal["auto", "exact", "fast"] = "auto"
     fp32_head: bool = False  # compute logits in float32, in the trainer and in the engine
 
 

@@ -73,15 +73,30 @@ def make_exact(
     policy = replace(policy, native=None)
     reason = "engine.decoder is torch" if decoder == "torch" else make_native(policy)
     if reason is None:
-        install_rows(policy)
-        exact = replace(policy, exact=ExactNumerics())
-    elif decoder == "native":
+        return _in_c(policy)
+    if decoder == "native":
         raise LagzeroError(
             "model.numerics: exact with engine.decoder: native computes in C in the trainer and "
             f"in each engine, and this process cannot: {reason}. Set engine.decoder: torch"
         )
-    else:
-        exact = _checked(policy, thread_counts, reason)
+    exact = _checked(policy, thread_counts, reason)
+    _try_out(exact)
+    return exact
+
+
+def make_exact_in_c(policy: Policy) -> Policy:
+    """Return the policy with exact numerics where C computes them, at next to no cost; else itself.
+
+    Raises LagzeroError when a token that is tried out differs.
+    """
+    native = replace(policy, native=None)
+    return policy if make_native(native) is not None else _in_c(native)
+
+
+def _in_c(policy: Policy) -> Policy:
+    """Let the modules of a policy that decodes in C compute as its decoder does."""
+    install_rows(policy)
+    exact = replace(policy, exact=ExactNumerics())
     _try_out(exact)
     return exact
 

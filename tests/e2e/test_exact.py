@@ -9,13 +9,13 @@ import pytest
 from lagzero.observe.metrics import read_metrics
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_mismatch_is_0_and_every_ratio_1_in_each_step(place: Any, dtype: str):
+@pytest.mark.parametrize(("dtype", "numerics"), [("float32", "auto"), ("bfloat16", "exact")])
+def test_the_mismatch_is_0_and_every_ratio_1_in_each_step(place: Any, dtype: str, numerics: str):
     folder = f"exact-{dtype}"
     recipe = place.recipe(
         folder,
         run_dir=folder,
-        model__numerics="exact",
+        model__numerics=numerics,
         model__dtype=dtype,
         schedule__steps=3,
         train__micro_batch_tokens=90,

@@ -239,18 +239,22 @@ def test_exact_numerics_are_checked_under_the_threads_of_engine_processes(
     assert checked == [threads]
 
 
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    """A folder with a model that the C library knows."""
+    tiny_policy("llama", torch.float32).module.save_pretrained(tmp_path)
+    words = {f"w{i}": i for i in range(211)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words)))
+    tokenizer.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
 def test_engine_processes_are_exact_in_the_way_of_their_trainer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: str, monkeypatch: pytest.MonkeyPatch
 ):
     """In C where the trainer is; one that cannot build the library ends with the reason."""
-    policy = tiny_policy("llama", torch.float32)
-    policy.module.save_pretrained(tmp_path)
-    words = {f"w{i}": i for i in range(211)}
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words))).save_pretrained(
-        tmp_path
-    )
     chosen = config(
-        model={"path": str(tmp_path), "dtype": "float32", "device": "cpu", "numerics": "exact"},
+        model={"path": llama, "dtype": "float32", "device": "cpu", "numerics": "exact"},
         engine={"kv_cache_tokens": 1024},
     )
     trained = build.build_policy(chosen)
@@ -266,6 +270,30 @@ def test_engine_processes_are_exact_in_the_way_of_their_trainer(
     assert serving_room.exact_decoder(build.build_policy(chosen)) == "torch"
     with pytest.raises(LagzeroError, match="this process cannot: no compiler today"):
         serving_room.serve_engine(chosen, "native")
+
+
+def test_numerics_are_exact_by_themselves_where_both_sides_compute_in_c(
+    llama: str, monkeypatch: pytest.MonkeyPatch
+):
+    """And nowhere else: no check of the machine, no engine of another type or its own weights."""
+
+    def way(numerics: str = "auto", **engine: Any) -> str | None:
+        model = {"path": llama, "dtype": "float32", "device": "cpu", "numerics": numerics}
+        chosen = config(model=model, engine={"kv_cache_tokens": 1024, **engine})
+        return serving_room.exact_decoder(build.build_policy(chosen))
+
+    assert way() == way(decoder="native") == way("exact") == "native"
+    assert way("exact", decoder="torch") == "torch"
+    assert way("fast") is None
+    for engine in ({"decoder": "torch"}, {"dtype": "bfloat16"}, {"weights": "int8"}):
+        assert way(**engine) is None
+
+    def broken() -> None:
+        raise native_room.NotBuilt("no compiler today")
+
+    monkeypatch.setattr(native_room, "library", broken)
+    assert way() is None
+    assert way("exact") == "torch"
 
 
 @pytest.mark.parametrize("kind", ["none", "ngram", "draft"])
