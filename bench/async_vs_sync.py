@@ -1,9 +1,9 @@
 """Wall-clock of max_lag 0, 1, 2, 4 on one long-tailed workload, beside what the simulator predicts.
 
 Every response has the same forced length whatever max_lag is; the trainer and one engine process
-have a core each. First the speeds are measured (decode steps at several batch sizes, optimiser
-steps at two sizes, a weight transfer), then every max_lag is run in turn, `--repeats` times, and
-the simulator is given the lengths and the speeds, and nothing else.
+have a core each. `--repeats` times in turn, the speeds are measured (decode steps at several batch
+sizes, optimiser steps at two sizes, a weight transfer) and every max_lag is run. The simulator is
+given the lengths and the medians of the speeds, and nothing else.
 
 Cores of one machine share memory, caches and often arithmetic units, so a stage is slower while
 the other runs. By default a process of the lowest priority does on each core, whenever it is idle,
@@ -26,6 +26,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 PROMPT_TOKENS = 4  # so few that prefill, which is not modelled, takes no time
+_TRAINED = (8, 48)  # tokens of each response in the optimiser steps that are timed
 
 
 def main() -> None:
@@ -120,14 +121,14 @@ class Workload:
         self.lengths = parse_lengths(options.lengths).draws(0)
         self.version = 0
         self.times: dict[int, list[tuple[float, float]]] = {lag: [] for lag in options.max_lags}
-        self.scenario: Any = None
+        self.speeds: dict[str, list[float]] = {}  # each by a name: decode steps by their size
 
     async def measure(self) -> None:
-        """Measure the speeds, then the seconds of each max_lag."""
+        """Measure the speeds and the seconds of each max_lag, in turn."""
         async with self.serving.running():
             await self.serving.link.publish(0)
-            self.scenario = await self._calibrated()
             for number in range(self.options.repeats):
+                await self._time_stages()
                 for lag, done in self.times.items():
                     done.append(await self._run(lag))
                     print(
@@ -146,13 +147,13 @@ class Workload:
             lag: [statistics.median(each) for each in zip(*done, strict=True)]
             for lag, done in self.times.items()
         }
-        first = next(iter(medians.values()))[0]
+        first, scenario = next(iter(medians.values()))[0], self._scenario()
         print(
             f"\n{'max_lag':>8} {'measured':>10} {'speed-up':>9} {'predicted':>10} {'error':>7}"
             f" {'training':>10} {'predicted':>10}"
         )
         for lag, (measured, train_s) in medians.items():
-            result = simulate(dataclasses.replace(self.scenario, max_lag=lag))
+            result = simulate(dataclasses.replace(scenario, max_lag=lag))
             predicted = result.time_s
             print(
                 f"{lag:8d} {measured:8.1f} s {first / measured:8.2f}x {predicted:8.1f} s "
@@ -184,28 +185,42 @@ class Workload:
         await Loop(stages, schedule, Progress(self.version), after).run()
         return time.perf_counter() - begun, clock.train_s
 
-    async def _calibrated(self) -> Any:
-        """Measure speeds and return the scenario that has them."""
+    def _sizes(self) -> list[int]:
+        # Close together where the tail is: a step's time is no straight line in few sequences.
+        full = self.options.groups * self.options.samples
+        return sorted(n for n in {1, 2, 3, 4, full // 2, full} if 0 < n <= full)
+
+    async def _time_stages(self) -> None:
+        """Time each stage alone, three times over."""
+        for _ in range(3):
+            for size in self._sizes():
+                self._note(f"decode {size}", await self._decode_step_s(size, 32))
+            for length in _TRAINED:
+                self._note(f"train {length}", await self._train_step_s(length))
+            begun = time.perf_counter()
+            await self.serving.link.publish(self.version)
+            self._note("sync", time.perf_counter() - begun)
+
+    def _note(self, name: str, seconds: float) -> None:
+        self.speeds.setdefault(name, []).append(seconds)
+
+    def _scenario(self) -> Any:
+        """Return the scenario that has the speeds."""
         from lagzero.plan.lengths import LengthSpec
         from lagzero.plan.pace import Measured
         from lagzero.plan.scenario import Scenario
 
         options = self.options
         full = options.groups * options.samples
-        # Close together where the tail is: a step's time is no straight line in few sequences.
-        sizes = sorted({1, 2, 3, 4, full // 2, full} - {0})
-        decode = {n: await self._decode_step_s(n, 32) for n in sizes if n <= full}
-        small, large = [await self._train_step_s(size) for size in (8, 48)]
-        begun = time.perf_counter()
-        await self.serving.link.publish(self.version)
-        sync_s = time.perf_counter() - begun
-        token_s = (large[1] - small[1]) / (large[0] - small[0])
-        fixed_s = max(0.0, small[1] - token_s * small[0])
+        speeds = {name: statistics.median(done) for name, done in self.speeds.items()}
+        decode = {size: speeds[f"decode {size}"] for size in self._sizes()}
+        short, long = _TRAINED
+        token_s = (speeds[f"train {long}"] - speeds[f"train {short}"]) / (full * (long - short))
+        fixed_s = max(0.0, speeds[f"train {short}"] - token_s * full * short)
         told = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in decode.items())
         print(
-            f"decode step of n sequences: {told}; optimiser step {fixed_s:.2f} s + "
-            f"{token_s * 1e3:.1f} ms a token; transfer {sync_s:.2f} s",
-            flush=True,
+            f"\ndecode step of n sequences: {told}; optimiser step {fixed_s:.2f} s + "
+            f"{token_s * 1e3:.1f} ms a token; transfer {speeds['sync']:.2f} s"
         )
         most = (options.steps + max(options.max_lags) + 1) * full
         return Scenario(
@@ -219,39 +234,32 @@ class Workload:
             decode_steps=Measured(tuple(decode.items())),
             train_s=fixed_s,
             train_token_s=token_s,
-            sync_s=sync_s,
+            sync_s=speeds["sync"],
         )
 
     async def _decode_step_s(self, num_sequences: int, num_tokens: int) -> float:
-        """Return the seconds of one decode step, median of five."""
-        done: list[float] = []
-        for number in range(5):
-            begun = time.perf_counter()
-            await self.sample([num_tokens] * num_sequences, -1 - number)
-            done.append((time.perf_counter() - begun) / num_tokens)
-        return statistics.median(done)
+        """Return the seconds of one decode step."""
+        begun = time.perf_counter()
+        await self.sample([num_tokens] * num_sequences, -1)
+        return (time.perf_counter() - begun) / num_tokens
 
-    async def _train_step_s(self, length: int) -> tuple[int, float]:
-        """Return trained tokens and seconds of one step, preparation included; median of three."""
+    async def _train_step_s(self, length: int) -> float:
+        """Return the seconds of one step on responses of a length, preparation included."""
         from lagzero.types import Group
 
         options = self.options
         rollouts = tuple(await self.sample([length] * options.samples, -9))
         groups = [Group(index, Source().at(index), rollouts) for index in range(options.groups)]
-        done: list[float] = []
-        for _ in range(3):
-            begun = time.perf_counter()
-            tokens = await self.train(groups)
-            done.append(time.perf_counter() - begun)
-        return tokens, statistics.median(done)
+        begun = time.perf_counter()
+        await self.train(groups)
+        return time.perf_counter() - begun
 
-    async def train(self, groups: Sequence[Any]) -> int:
-        """Take one optimiser step on groups of rollouts; return its trained tokens."""
+    async def train(self, groups: Sequence[Any]) -> None:
+        """Take one optimiser step on groups of rollouts."""
         scored = [await AlternatingScorer().score(group) for group in groups]
         batch = await self.training.preparer.prepare(scored)
         stats = await self.training.on_thread.step(batch)
         self.version = stats.version
-        return batch.num_trained_tokens
 
     async def play(self, index: int) -> Any:
         """Return visit ``index``: rollouts of the lengths that its number has."""

@@ -95,8 +95,9 @@ def machine_notes(config: Config) -> tuple[str, ...]:
             "them in float32 and round",
         )
     return (
-        f"note: this {device.type} has no {products} matrix products, so they are computed number "
-        "by number, tens of times slower than float32; set model.dtype (engine.dtype) to float32",
+        f"note: this {device.type} has no {products} matrix products, so where the model's modules "
+        "make them (not in C: engine.decoder) they are computed number by number, tens of times "
+        "slower than float32; set model.dtype (engine.dtype) to float32",
     )
 
 
