@@ -71,7 +71,7 @@ def make_engine(job: peers.Job, peer: str) -> Any:
             "eval": {"before": False, "after": False},
         }
     )
-    return serve_engine(config).engine
+    return serve_engine(config, None).engine
 
 
 def run_engine(engine: Any, job: peers.Job) -> tuple[peers.Rollout, float]:

@@ -204,7 +204,7 @@ def exact_decoder(policy: Policy) -> DecoderChoice | None:
     return "native" if policy.exact.native else "torch"
 
 
-def serve_engine(config: Config, decoder: DecoderChoice | None = None) -> Served:
+def serve_engine(config: Config, decoder: DecoderChoice | None) -> Served:
     """Make the engine of one process; its weights are replaced before anything is sampled.
 
     ``decoder`` is ``exact_decoder`` of the trainer's policy: two processes must not decide apart
