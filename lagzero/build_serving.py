@@ -31,7 +31,7 @@ from lagzero.generate.patient import PatientGenerator
 from lagzero.generate.process_backend import ProcessBackend
 from lagzero.generate.rollout import SamplingBackend, SingleTurnGenerator
 from lagzero.generate.turns import TurnsGenerator
-from lagzero.native.decoder import make_native
+from lagzero.native.decoder import make_native, why_not
 from lagzero.numerics.allocator import keep_freed_memory
 from lagzero.numerics.memory import free_bytes
 from lagzero.numerics.precision import pick_dtype
@@ -54,6 +54,7 @@ from lagzero.sync.memory import CopiedWeights, SharedWeights
 from lagzero.sync.quantised import QuantisedWeights, RequantisedWeights
 from lagzero.sync.shared_memory import Manifest, SlotWeights, WeightSlots
 from lagzero.train.exactness import DecoderChoice, make_exact
+from lagzero.train.light import load_light_policy
 from lagzero.train.lora import add_lora
 from lagzero.train.model import Policy, load_beside, load_policy, stop_ids
 from lagzero.train.quantised import quantisable, quantised_copy
@@ -212,14 +213,25 @@ def serve_engine(config: Config, decoder: DecoderChoice | None) -> Served:
     """
     keep_freed_memory()
     quiet_libraries()
-    policy = load_policy(config.model)
-    if config.model.lora is not None:
-        policy = add_lora(policy, config.model.lora, config.seed)
-    policy = build_serving_policy(config, policy)
+    policy = _sampling_policy(config, decoder)
     if decoder is not None:
         policy = make_exact(policy, decoder=decoder)
     engine = _engine(config, policy)
     return Served(engine, dict(policy.module.named_parameters()))
+
+
+def _sampling_policy(config: Config, decoder: DecoderChoice | None) -> Policy:
+    """Load what an engine samples with: the light way where it then decodes in C."""
+    if config.model.lora is None and "torch" not in (decoder, config.engine.decoder):
+        light = load_light_policy(config.model)
+        if light is not None:
+            policy = build_serving_policy(config, light)
+            if why_not(policy) is None:
+                return policy
+    policy = load_policy(config.model)
+    if config.model.lora is not None:
+        policy = add_lora(policy, config.model.lora, config.seed)
+    return build_serving_policy(config, policy)
 
 
 def _serving(

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from lagzero.errors import LagzeroError
 
@@ -81,5 +80,8 @@ def _no_mask(*_args: Any, **_kwargs: Any) -> None:
 
 def register() -> None:
     """Make ``attn_implementation="lagzero"`` known to transformers. Safe to call again."""
+    # Here, because it brings in all of transformers' modelling, which an engine may do without.
+    from transformers import AttentionInterface, AttentionMaskInterface
+
     AttentionInterface.register(ATTENTION, _attend)  # pyright: ignore
     AttentionMaskInterface.register(ATTENTION, _no_mask)  # pyright: ignore

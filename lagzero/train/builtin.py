@@ -12,8 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from lagzero.errors import LagzeroError
 
 BUILTIN = "smollm2-135m-instruct"
@@ -63,6 +61,8 @@ def _gguf_file() -> Path:
 
 
 def _convert(source: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # needed on first use alone
+
     place = str(source.parent)
     module: Any = AutoModelForCausalLM.from_pretrained(place, gguf_file=source.name)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=source.name)

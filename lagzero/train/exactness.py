@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from transformers.pytorch_utils import Conv1D
 
 from lagzero.engine.runner import probe_kv_shapes
 from lagzero.errors import LagzeroError
@@ -141,6 +140,8 @@ def _try_out(policy: Policy) -> None:
 
 def _multiplying(policy: Policy) -> Iterator[tuple[torch.nn.Module, Any, list[Shape]]]:
     """Yield every module with a product of its own, its exact forward, and the products' shapes."""
+    from transformers.pytorch_utils import Conv1D  # late: an engine that decodes in C needs none
+
     head = policy.module.get_output_embeddings()
     for name, module in policy.module.named_modules():
         own = [p for p in module.parameters(recurse=False) if p.ndim >= 2]

@@ -9,13 +9,16 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import peft
 import torch
 
 from lagzero.config import LoraConfig
 from lagzero.errors import LagzeroError
 from lagzero.train.model import Policy, ReferenceScope
+
+if TYPE_CHECKING:
+    import peft
 
 _TRAINED, _START = "default", "start"
 
@@ -31,6 +34,8 @@ def add_lora(policy: Policy, config: LoraConfig, seed: int = 0) -> Policy:
     for one that does not fit the model, and for targets that name no layer.
     Source: Hu et al. 2021.
     """
+    import peft  # a second of imports that nobody else needs
+
     if policy.adapter is not None:
         raise ValueError("the policy has an adapter already")
     try:
@@ -91,6 +96,8 @@ def _adapter_folder(start: str) -> str:
 
 
 def _peft_config(config: LoraConfig) -> peft.LoraConfig:
+    import peft
+
     return peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # pyright: ignore[reportArgumentType]  a float works as well

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import AutoConfig, AutoTokenizer
 
 from lagzero.config import ModelConfig
 from lagzero.config_files import chat_template_text
@@ -146,6 +145,9 @@ def load_policy(config: ModelConfig, device: torch.device | None = None) -> Poli
     Raises LagzeroError when there is no such model, its tokenizer cannot be loaded, or
     ``check_model`` finds that it cannot run under lagzero's attention.
     """
+    # Here, as in other functions: it brings in what an engine may do without (``train.light``).
+    from transformers import AutoModelForCausalLM
+
     register()
     tokenizer, _ = load_tokenizer(config)
     device = device or pick_device(config.device)
@@ -159,14 +161,17 @@ def load_policy(config: ModelConfig, device: torch.device | None = None) -> Poli
     return policy
 
 
-def load_tokenizer(config: ModelConfig) -> tuple[Any, int]:
+def load_tokenizer(config: ModelConfig, settings: Any = None) -> tuple[Any, int]:
     """Return the tokenizer and the most tokens of one sequence, without loading any weights.
+
+    ``settings`` is transformers' configuration of the model, where it has been read already.
 
     Raises LagzeroError as ``load_policy`` does.
     """
     with _explained(config.path):
-        tokenizer = AutoTokenizer.from_pretrained(model_source(config.path))
-        limit = _context_limit(AutoConfig.from_pretrained(model_source(config.path)))
+        source = model_source(config.path)
+        tokenizer = AutoTokenizer.from_pretrained(source, config=settings)
+        limit = _context_limit(settings or AutoConfig.from_pretrained(source))
     if config.chat_template is not None:
         tokenizer.chat_template = chat_template_text(config.chat_template)
     return tokenizer, limit
@@ -291,6 +296,8 @@ def enable_activation_checkpointing(policy: Policy) -> None:
 
     Raises LagzeroError for a model whose layers do not offer it.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     layers: list[Any] = [
         m for m in policy.module.modules() if isinstance(m, GradientCheckpointingLayer)
     ]
