@@ -54,6 +54,14 @@ def make_engine(job: peers.Job, peer: str) -> Any:
 
     What follows ``engine-`` in the peer's name is how it stores the weights: ``engine.weights``.
     """
+    from lagzero.runtime.collector import without_collector
+
+    with without_collector():  # as an engine process starts
+        return serve(job, peer)
+
+
+def serve(job: peers.Job, peer: str) -> Any:
+    """Import what serves, and make the engine."""
     from lagzero.build_serving import serve_engine
     from lagzero.config_load import parse_config
 

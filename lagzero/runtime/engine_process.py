@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from lagzero.engine.request import Completion, Request
 from lagzero.errors import LagzeroError, WeightSyncError
+from lagzero.runtime.collector import without_collector
 from lagzero.runtime.messages import (
     Abort,
     AddRequest,
@@ -143,7 +144,8 @@ def run_engine_process(connection: Connection, start: ProcessStart) -> NoReturn:
         _prepare_process(start)
         _start_thread("messages", _receive, connection, inbox)
         _start_thread("heartbeat", _beat, outbox, start.heartbeat_s)
-        served, taker = _make(start)
+        with without_collector():
+            served, taker = _make(start)
         outbox.send(Ready(os.getpid()))
         EngineLoop(served.engine, taker, inbox, outbox).run()
     except Exception as error:
