@@ -1,0 +1,83 @@
+"""What an engine process makes of a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lagzero import build_serving
+from lagzero.config_load import parse_config
+from lagzero.engine.engine import Engine
+from lagzero.engine.request import Request, Sampling
+from lagzero.native import decoder
+from lagzero.native.modules import CausalLM
+from lagzero.runtime.engine_process import Served
+from lagzero.train.verify import tiny_policy
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    """A folder with a model that the C library knows."""
+    tiny_policy("llama", torch.float32).module.save_pretrained(tmp_path)
+    words = {f"w{i}": i for i in range(211)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words)))
+    tokenizer.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def serve(folder: str, engine: dict[str, Any], **model: Any) -> Served:
+    chosen = {
+        "data": {"train": [{"kind": "arithmetic"}]},
+        "score": {"rewards": [{"use": "number_answer"}]},
+        "eval": {"before": False, "after": False},
+        "model": {"path": folder, "dtype": "float32", "device": "cpu", **model},
+        "engine": {"kv_cache_tokens": 1024, **engine},
+    }
+    return build_serving.serve_engine(parse_config(chosen), None)
+
+
+def samples(engine: Engine) -> list[Any]:
+    """Ids, log-probs and versions of three responses."""
+    engine.add(Request(0, (5, 9, 17), (1, 2, 3), Sampling(12, 1.0)))
+    done: list[Any] = []
+    while engine.has_work:
+        done += engine.step()
+    return [each.tokens.tolist() for each in sorted(done, key=lambda each: each.member)]
+
+
+@pytest.mark.parametrize("engine", [{}, {"dtype": "bfloat16"}, {"weights": "int8"}], ids=str)
+def test_it_samples_what_the_trainers_modules_would(
+    engine: dict[str, str], llama: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Bit for bit, although it loads none of transformers' modules."""
+    light = serve(llama, engine)
+    monkeypatch.setattr(build_serving, "load_light_policy", lambda _: None)
+    whole = serve(llama, engine)
+    assert isinstance(light.engine.policy.module, CausalLM)
+    assert isinstance(whole.engine.policy.module, LlamaForCausalLM)
+    assert light.engine.policy.native and whole.engine.policy.native
+    assert list(light.weights) == list(whole.weights)
+    assert samples(light.engine) == samples(whole.engine)
+
+
+def test_with_adapters_or_without_c_it_runs_transformers_modules(
+    llama: str, monkeypatch: pytest.MonkeyPatch
+):
+    def module(engine: dict[str, Any], **model: Any) -> Any:
+        return serve(llama, engine, **model).engine.policy.module
+
+    assert isinstance(module({}), CausalLM)
+    assert isinstance(module({"decoder": "torch"}), LlamaForCausalLM)
+    assert isinstance(module({"dtype": "float16"}), LlamaForCausalLM)
+    assert isinstance(module({}, lora={"rank": 2}), LlamaForCausalLM)
+
+    def broken() -> None:
+        raise decoder.NotBuilt("no compiler today")
+
+    monkeypatch.setattr(decoder, "library", broken)
+    assert isinstance(module({}), LlamaForCausalLM)
