@@ -12,7 +12,7 @@ def without_collector() -> Generator[None]:
     """Collect no garbage within; then once, and never look at what is left again.
 
     Imports make some hundred thousand objects, and Python's collector would go through them time
-    and again while they become more: a fifth of an engine's start (figures in ``docs/log.md``).
+    and again while they become more: a seventh of an engine's start (figures in ``docs/log.md``).
     """
     gc.disable()
     try:
