@@ -1,9 +1,10 @@
 """Wall-clock of max_lag 0, 1, 2, 4 on one long-tailed workload, beside what the simulator predicts.
 
 Every response has the same forced length whatever max_lag is; the trainer and one engine process
-have a core each. `--repeats` times in turn, the speeds are measured (decode steps at several batch
-sizes, optimiser steps at two sizes, a weight transfer) and every max_lag is run. The simulator is
-given the lengths and the medians of the speeds, and nothing else.
+have a core each. Every max_lag is run in turn, `--repeats` times. Before and after each run its
+speeds are measured: decode steps at several batch sizes, optimiser steps at two sizes, a weight
+transfer. For each run the simulator is given the lengths and the means of these two, and nothing
+else: a machine that others share drifts by more than the simulator errs. Medians are printed.
 
 Cores of one machine share memory, caches and often arithmetic units, so a stage is slower while
 the other runs. By default a process of the lowest priority does on each core, whenever it is idle,
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 PROMPT_TOKENS = 4  # so few that prefill, which is not modelled, takes no time
@@ -88,6 +90,23 @@ async def _burn(options: argparse.Namespace) -> None:
                 await asyncio.gather(*map(workload.play, range(options.groups)))
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run took, and was predicted to take from the speeds around it."""
+
+    max_lag: int
+    seconds: float
+    train_s: float
+    speeds: dict[str, float]  # seconds of each stage, by name
+    predicted_s: float
+    predicted_train_s: float
+
+    def row(self) -> tuple[float, ...]:
+        """Return seconds, those predicted and their error, and the same of training in seconds."""
+        error = self.predicted_s / self.seconds - 1
+        return self.seconds, self.predicted_s, error, self.train_s, self.predicted_train_s
+
+
 class Workload:
     """One trainer, one engine process, and the loop between them at any max_lag."""
 
@@ -120,45 +139,49 @@ class Workload:
         self.training = build.build_training(config, policy, self.compute)
         self.lengths = parse_lengths(options.lengths).draws(0)
         self.version = 0
-        self.times: dict[int, list[tuple[float, float]]] = {lag: [] for lag in options.max_lags}
-        self.speeds: dict[str, list[float]] = {}  # each by a name: decode steps by their size
+        self.runs: list[Run] = []
 
     async def measure(self) -> None:
-        """Measure the speeds and the seconds of each max_lag, in turn."""
+        """Run each max_lag in turn, between measurements of the speeds."""
         async with self.serving.running():
             await self.serving.link.publish(0)
-            for number in range(self.options.repeats):
-                await self._time_stages()
-                for lag, done in self.times.items():
-                    done.append(await self._run(lag))
-                    print(
-                        f"{number + 1} max_lag {lag}: %.1f s, of training %.1f s" % done[-1],
-                        flush=True,
-                    )
+            await self._time_stages()  # a warm-up
+            before = await self._time_stages()
+            for number, lag in itertools.product(
+                range(self.options.repeats), self.options.max_lags
+            ):
+                seconds, train_s = await self._run(lag)
+                after = await self._time_stages()
+                speeds = {name: statistics.mean((before[name], after[name])) for name in after}
+                run = Run(lag, seconds, train_s, speeds, *self._predict(lag, speeds))
+                self.runs.append(run)
+                before = after
+                print(
+                    f"{number + 1} max_lag {lag}: {seconds:.1f} s, of training {train_s:.1f} s; "
+                    f"predicted {run.predicted_s:.1f} and {run.predicted_train_s:.1f} s",
+                    flush=True,
+                )
         self.compute.close()
 
     def report(self) -> None:
-        """Print a table: measured and predicted seconds for each max_lag."""
-        import dataclasses
-
-        from lagzero.plan.simulate import simulate
-
-        medians = {
-            lag: [statistics.median(each) for each in zip(*done, strict=True)]
-            for lag, done in self.times.items()
-        }
-        first, scenario = next(iter(medians.values()))[0], self._scenario()
+        """Print the speeds, and a table: measured and predicted seconds for each max_lag."""
+        print()
+        for name in self.runs[0].speeds:
+            median_s = statistics.median(run.speeds[name] for run in self.runs)
+            print(f"{name}: {median_s * 1e3:.1f} ms")
         print(
             f"\n{'max_lag':>8} {'measured':>10} {'speed-up':>9} {'predicted':>10} {'error':>7}"
             f" {'training':>10} {'predicted':>10}"
         )
-        for lag, (measured, train_s) in medians.items():
-            result = simulate(dataclasses.replace(scenario, max_lag=lag))
-            predicted = result.time_s
+        first = None
+        for lag in self.options.max_lags:
+            runs = [run for run in self.runs if run.max_lag == lag]
+            rows = zip(*(run.row() for run in runs), strict=True)
+            measured, predicted, error, train_s, predicted_train_s = map(statistics.median, rows)
+            first = first or measured
             print(
                 f"{lag:8d} {measured:8.1f} s {first / measured:8.2f}x {predicted:8.1f} s "
-                f"{predicted / measured - 1:+7.1%} {train_s:8.1f} s "
-                f"{result.trainer_use * predicted:8.1f} s"
+                f"{error:+7.1%} {train_s:8.1f} s {predicted_train_s:8.1f} s"
             )
 
     async def _run(self, max_lag: int) -> tuple[float, float]:
@@ -190,52 +213,48 @@ class Workload:
         full = self.options.groups * self.options.samples
         return sorted(n for n in {1, 2, 3, 4, full // 2, full} if 0 < n <= full)
 
-    async def _time_stages(self) -> None:
-        """Time each stage alone, three times over."""
-        for _ in range(3):
-            for size in self._sizes():
-                self._note(f"decode {size}", await self._decode_step_s(size, 32))
-            for length in _TRAINED:
-                self._note(f"train {length}", await self._train_step_s(length))
-            begun = time.perf_counter()
-            await self.serving.link.publish(self.version)
-            self._note("sync", time.perf_counter() - begun)
+    async def _time_stages(self) -> dict[str, float]:
+        """Return the seconds of each stage alone, by name."""
+        speeds = {
+            f"decode step of {size}": await self._decode_step_s(size, 32) for size in self._sizes()
+        }
+        for length in _TRAINED:
+            speeds[f"optimiser step on {length} tokens each"] = await self._train_step_s(length)
+        begun = time.perf_counter()
+        await self.serving.link.publish(self.version)
+        return {**speeds, "transfer": time.perf_counter() - begun}
 
-    def _note(self, name: str, seconds: float) -> None:
-        self.speeds.setdefault(name, []).append(seconds)
-
-    def _scenario(self) -> Any:
-        """Return the scenario that has the speeds."""
+    def _predict(self, max_lag: int, speeds: dict[str, float]) -> tuple[float, float]:
+        """Return the seconds of a run, and of its training, as the simulator has them."""
         from lagzero.plan.lengths import LengthSpec
         from lagzero.plan.pace import Measured
         from lagzero.plan.scenario import Scenario
+        from lagzero.plan.simulate import simulate
 
         options = self.options
         full = options.groups * options.samples
-        speeds = {name: statistics.median(done) for name, done in self.speeds.items()}
-        decode = {size: speeds[f"decode {size}"] for size in self._sizes()}
-        short, long = _TRAINED
-        token_s = (speeds[f"train {long}"] - speeds[f"train {short}"]) / (full * (long - short))
-        fixed_s = max(0.0, speeds[f"train {short}"] - token_s * full * short)
-        told = ", ".join(f"{n}: {s * 1e3:.0f} ms" for n, s in decode.items())
-        print(
-            f"\ndecode step of n sequences: {told}; optimiser step {fixed_s:.2f} s + "
-            f"{token_s * 1e3:.1f} ms a token; transfer {speeds['sync']:.2f} s"
+        short, long = (speeds[f"optimiser step on {length} tokens each"] for length in _TRAINED)
+        token_s = (long - short) / (full * (_TRAINED[1] - _TRAINED[0]))
+        most = (options.steps + max_lag + 1) * full
+        result = simulate(
+            Scenario(
+                steps=options.steps,
+                max_lag=max_lag,
+                groups_per_step=options.groups,
+                group_size=options.samples,
+                lengths=LengthSpec("as run", "list", tuple(self.lengths.part(0, most))),
+                prompt_tokens=0,
+                engines=1,
+                max_running=self.config.engine.max_running,
+                decode_steps=Measured(
+                    tuple((size, speeds[f"decode step of {size}"]) for size in self._sizes())
+                ),
+                train_s=max(0.0, short - token_s * full * _TRAINED[0]),
+                train_token_s=token_s,
+                sync_s=speeds["transfer"],
+            )
         )
-        most = (options.steps + max(options.max_lags) + 1) * full
-        return Scenario(
-            steps=options.steps,
-            groups_per_step=options.groups,
-            group_size=options.samples,
-            lengths=LengthSpec("as run", "list", tuple(self.lengths.part(0, most))),
-            prompt_tokens=0,
-            engines=1,
-            max_running=self.config.engine.max_running,
-            decode_steps=Measured(tuple(decode.items())),
-            train_s=fixed_s,
-            train_token_s=token_s,
-            sync_s=speeds["sync"],
-        )
+        return result.time_s, result.trainer_use * result.time_s
 
     async def _decode_step_s(self, num_sequences: int, num_tokens: int) -> float:
         """Return the seconds of one decode step."""
