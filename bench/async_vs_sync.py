@@ -153,7 +153,8 @@ class Workload:
                 seconds, train_s = await self._run(lag)
                 after = await self._time_stages()
                 speeds = {name: statistics.mean((before[name], after[name])) for name in after}
-                run = Run(lag, seconds, train_s, speeds, *self._predict(lag, speeds))
+                predicted = await asyncio.to_thread(self._predict, lag, speeds)  # a loop of its own
+                run = Run(lag, seconds, train_s, speeds, *predicted)
                 self.runs.append(run)
                 before = after
                 print(
