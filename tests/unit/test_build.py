@@ -23,7 +23,6 @@ from lagzero.native import decoder as native_room
 from lagzero.runtime.local_runtime import ComputeThread
 from lagzero.train.critic import ActorCritic
 from lagzero.train.model import save_policy
-from lagzero.train.verify import tiny_policy
 from lagzero.types import Sample, sampled_tokens
 
 
@@ -237,16 +236,6 @@ def test_exact_numerics_are_checked_under_the_threads_of_engine_processes(
     build.build_training(chosen, policy, compute)
     compute.close()
     assert checked == [threads]
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> str:
-    """A folder with a model that the C library knows."""
-    tiny_policy("llama", torch.float32).module.save_pretrained(tmp_path)
-    words = {f"w{i}": i for i in range(211)}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words)))
-    tokenizer.save_pretrained(tmp_path)
-    return str(tmp_path)
 
 
 def test_engine_processes_are_exact_in_the_way_of_their_trainer(

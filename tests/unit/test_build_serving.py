@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer, models
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 from lagzero import build_serving
 from lagzero.config_load import parse_config
@@ -17,17 +14,6 @@ from lagzero.engine.request import Request, Sampling
 from lagzero.native import decoder
 from lagzero.native.modules import CausalLM
 from lagzero.runtime.engine_process import Served
-from lagzero.train.verify import tiny_policy
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> str:
-    """A folder with a model that the C library knows."""
-    tiny_policy("llama", torch.float32).module.save_pretrained(tmp_path)
-    words = {f"w{i}": i for i in range(211)}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words)))
-    tokenizer.save_pretrained(tmp_path)
-    return str(tmp_path)
 
 
 def serve(folder: str, engine: dict[str, Any], **model: Any) -> Served:
