@@ -264,6 +264,9 @@ class OptimizerConfig(Block):
     # of the learning rate after warm-up; linear and cosine fall towards 0 over schedule.steps
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0  # linear rise to lr
+    # the last so many steps, in which linear and cosine fall; the rate is lr before them (as in
+    # WSD, warm-up, stable, decay); None: all after warm-up
+    decay_steps: PositiveInt | None = None
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0  # of the whole gradient
 
 

@@ -15,7 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lagzero.config import Config, LoraConfig, SourceConfig
-from lagzero.config_check_advantage import advantage_notes, advantage_problems, bad_betas
+from lagzero.config_check_advantage import (
+    advantage_notes,
+    advantage_problems,
+    optimizer_notes,
+    optimizer_problems,
+)
 from lagzero.config_check_loss import loss_notes, loss_problems
 from lagzero.config_engine import SpeculateConfig
 from lagzero.config_files import chat_template_text, looks_like_path
@@ -220,7 +225,7 @@ def _rounded_weights(config: Config) -> Iterator[str]:
 
 
 def _optimizer(config: Config) -> Iterator[str]:
-    yield from bad_betas("train.optimizer", config.train.optimizer)
+    yield from optimizer_problems("train.optimizer", config.train.optimizer)
 
 
 def _notes(config: Config) -> Iterator[str]:
@@ -230,12 +235,7 @@ def _notes(config: Config) -> Iterator[str]:
             f"train.micro_batch_tokens: {budget} is below the longest sequence ({longest}); "
             "such a sequence gets a row by itself, which needs the memory of its own length"
         )
-    optimizer, steps = config.train.optimizer, config.schedule.steps
-    if optimizer.warmup_steps >= steps:
-        yield (
-            f"train.optimizer.warmup_steps: {optimizer.warmup_steps} never ends within "
-            f"schedule.steps {steps}; the learning rate stays below lr"
-        )
+    yield from optimizer_notes("train.optimizer", config.train.optimizer, config.schedule.steps)
 
 
 def _exact_notes(config: Config) -> Iterator[str]:

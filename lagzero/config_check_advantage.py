@@ -36,18 +36,35 @@ def advantage_problems(config: Config) -> Iterator[str]:
 def advantage_notes(config: Config) -> Iterator[str]:
     """Yield what is allowed but may surprise, one line each."""
     critic, steps = config.critic, config.schedule.steps
-    if critic is not None and critic.optimizer.warmup_steps >= steps:
-        yield (
-            f"critic.optimizer.warmup_steps: {critic.optimizer.warmup_steps} never ends within "
-            f"schedule.steps {steps}; the learning rate stays below lr"
-        )
+    if critic is not None:
+        yield from optimizer_notes("critic.optimizer", critic.optimizer, steps)
 
 
-def bad_betas(path: str, optimizer: OptimizerConfig) -> Iterator[str]:
-    """Yield the decays of an optimiser that are out of range."""
+def optimizer_problems(path: str, optimizer: OptimizerConfig) -> Iterator[str]:
+    """Yield what an optimiser cannot do."""
     for index, beta in enumerate(optimizer.betas):
         if not 0 <= beta < 1:
             yield f"{path}.betas.{index}: found {beta:g}; valid: a number >= 0 and < 1"
+    if optimizer.decay_steps is not None and optimizer.schedule == "constant":
+        yield (
+            f"{path}.decay_steps: only schedules linear and cosine fall, and {path}.schedule is "
+            "constant; remove it, or set one of them"
+        )
+
+
+def optimizer_notes(path: str, optimizer: OptimizerConfig, steps: int) -> Iterator[str]:
+    """Yield where an optimiser's schedule does not fit into ``steps``."""
+    warmup, decay = optimizer.warmup_steps, optimizer.decay_steps
+    if warmup >= steps:
+        yield (
+            f"{path}.warmup_steps: {warmup} never ends within schedule.steps {steps}; the "
+            "learning rate stays below lr"
+        )
+    elif decay is not None and decay > steps - warmup:
+        yield (
+            f"{path}.decay_steps: {decay} is more than the {steps - warmup} of schedule.steps "
+            f"{steps} after warm-up; the learning rate falls in all of them"
+        )
 
 
 def _estimator(config: Config) -> Iterator[str]:
@@ -94,7 +111,7 @@ def _critic(config: Config, critic: CriticConfig) -> Iterator[str]:
             f"critic.warmup_steps: {critic.warmup_steps} leaves the policy none of schedule.steps "
             f"{steps}; use at most {steps - 1}"
         )
-    yield from bad_betas("critic.optimizer", critic.optimizer)
+    yield from optimizer_problems("critic.optimizer", critic.optimizer)
 
 
 def _resampling(config: Config) -> Iterator[str]:

@@ -18,15 +18,18 @@ from lagzero.errors import LagzeroError
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """Return the rate of optimiser step ``step``, counted from 0 of ``total_steps``.
 
-    Over the W warm-up steps the rate is lr (step + 1) / W. After them, with x = (step - W) /
-    (total_steps - W): constant lr; linear lr (1 - x); cosine lr (1 + cos(pi x)) / 2. The last
-    step's rate is above 0, and steps past ``total_steps`` keep the last step's.
+    Over the W warm-up steps the rate is lr (step + 1) / W. After them it is lr until step D, with
+    D = max(W, total_steps - decay_steps), or W without ``decay_steps``. From there, with x =
+    (step - D) / (total_steps - D): constant lr; linear lr (1 - x); cosine lr (1 + cos(pi x)) / 2.
+    The last step's rate is above 0, and steps past ``total_steps`` keep the last step's. Source of
+    ``decay_steps``: Hu et al. 2024 (MiniCPM), the schedule called WSD.
     """
     warmup = config.warmup_steps
     if step < warmup:
         return config.lr * (step + 1) / warmup
     step = min(step, max(total_steps - 1, warmup))
-    done = (step - warmup) / max(total_steps - warmup, 1)
+    start = warmup if config.decay_steps is None else max(warmup, total_steps - config.decay_steps)
+    done = max(step - start, 0) / max(total_steps - start, 1)
     match config.schedule:
         case "constant":
             return config.lr

@@ -83,6 +83,7 @@ def test_truncated_sampling_is_refused_in_training(name: str, value: float):
         ("loss.constant", [("loss.constant", 5.0)]),
         ("score.rewards", [("score.rewards.0.weight", 0.0)]),
         ("train.optimizer.betas.1", [("train.optimizer.betas", (0.9, 1.0))]),
+        ("train.optimizer.decay_steps", [("train.optimizer.decay_steps", 5)]),
         ("model.device", [("model.device", "gpu")]),
         ("model.path", [("model.path", "./no/such/folder")]),
         ("model.chat_template", [("model.chat_template", "chatml")]),
@@ -138,6 +139,14 @@ def test_what_may_surprise_is_a_note_and_no_problem():
     ]
     assert len(notes(config(*changes), training=False)) == 2
     assert notes(config(("loss.kl", {"coefficient": 0.1, "where": "reward"}))) == []
+
+
+def test_a_fall_longer_than_what_warm_up_leaves_is_noted():
+    falling = [("schedule.steps", 10), ("train.optimizer.schedule", "linear")]
+    falling += [("train.optimizer.warmup_steps", 3)]
+    assert notes(config(*falling, ("train.optimizer.decay_steps", 7))) == []
+    (note,) = notes(config(*falling, ("train.optimizer.decay_steps", 8)))
+    assert note.startswith("train.optimizer.decay_steps: 8 is more than the 7 of schedule.steps 10")
 
 
 def test_the_shape_of_an_adapter_that_is_read_from_a_folder_is_noted_as_not_used(tmp_path: Path):

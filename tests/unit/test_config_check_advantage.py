@@ -101,3 +101,12 @@ def test_a_critic_that_never_ends_its_warm_up_is_noted():
     critic = {"optimizer": {"warmup_steps": 9}}
     (note,) = notes(config(advantage=GAE, critic=critic, schedule={"steps": 9}))
     assert note.startswith("critic.optimizer.warmup_steps: 9 never ends")
+
+
+def test_the_critics_rate_falls_only_on_a_schedule_that_falls():
+    optimizer = {"decay_steps": 4}
+    assert found(advantage=GAE, critic={"optimizer": optimizer}) == ["critic.optimizer.decay_steps"]
+    critic = {"optimizer": optimizer | {"schedule": "cosine"}}
+    assert found(advantage=GAE, critic=critic) == []
+    (note,) = notes(config(advantage=GAE, critic=critic, schedule={"steps": 3}))
+    assert note.startswith("critic.optimizer.decay_steps: 4 is more than the 3")

@@ -120,6 +120,26 @@ def test_schedules_warm_up_and_end_above_zero(schedule: str, expected: list[floa
     assert learning_rate(config, 99, 6) == pytest.approx(expected[-1])
 
 
+@pytest.mark.parametrize(
+    ("schedule", "decay_steps", "expected"),
+    [
+        ("linear", 1, [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", 4, [0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25]),
+        ("cosine", 4, [0.5, 1.0, 1.0, 1.0, 1.0, 0.8535534, 0.5, 0.1464466]),
+        ("linear", 6, [0.5, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),
+        ("linear", 99, [0.5, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6]),  # all after warm-up
+    ],
+)
+def test_the_rate_falls_in_the_last_steps_only(
+    schedule: str, decay_steps: int, expected: list[float]
+):
+    config = OptimizerConfig.model_validate(
+        {"lr": 1.0, "schedule": schedule, "warmup_steps": 2, "decay_steps": decay_steps}
+    )
+    assert [learning_rate(config, step, 8) for step in range(8)] == pytest.approx(expected)
+    assert learning_rate(config, 99, 8) == pytest.approx(expected[-1])
+
+
 def test_state_resumes_bit_for_bit():
     def train(weight: torch.nn.Parameter, optimizer: Optimizer, steps: range) -> None:
         for step in steps:
