@@ -12,6 +12,7 @@
 #define STRIP 12 /* tokens that meet a block while both are in cache */
 #define PANEL (48 << 10) /* numbers of the tokens that a block meets before the next block */
 #define GROUP (512 << 10) /* numbers of a weight that all tokens meet before the next ones */
+#define LINE 64 /* bytes that memory gives at once */
 #if defined(__AVX512BF16__)
 #define PAIRED 1 /* products of bfloat16 weights take bfloat16 inputs, two at once */
 #else
@@ -24,6 +25,8 @@ typedef struct {
     const float *scale; /* [rows] of an INT8 weight, or null */
     long rows, inputs, type;
 } Linear;
+
+static const long sizes[] = {4, 2, 1}; /* bytes of a weight's number, by type */
 
 /* In a register: else gcc reads an operand from memory again for each use, twice as many loads. */
 INLINE vf held(vf v) {
@@ -50,9 +53,16 @@ INLINE void add_up(vf total[ROWS][COLUMNS], int rows, int columns, float *sums) 
             sums_of_4(total[0][b], total[1][b], total[2][b], total[3][b]);
 }
 
+/* Ask for the cache line of the same place in the next tile of rows, when i is at a line's start:
+ * else a tile that few tokens meet waits for memory. Past the weight's end it does nothing. */
+INLINE void fetch_next(const void *weight, long inputs, int row, long i, long size) {
+    if (i * size % LINE == 0)
+        __builtin_prefetch((const char *)weight + ((row + ROWS) * inputs + i) * size);
+}
+
 /* sums[b][a] = weight row a . x row b, for ``rows`` x ``columns`` of them; x is float32. */
 INLINE void dot(const void *weight, const void *x, long inputs, int type, int rows, int columns,
-                float *sums) {
+                int first, float *sums) {
     vf each[COLUMNS], total[ROWS][COLUMNS] = {};
     const float *input = x;
     const long whole = inputs / LANES * LANES;
@@ -61,6 +71,7 @@ INLINE void dot(const void *weight, const void *x, long inputs, int type, int ro
         for (int b = 0; b < columns; b++) each[b] = held(*(const vf_any *)(input + b * inputs + i));
 #pragma GCC unroll 8
         for (int a = 0; a < rows; a++) {
+            if (first) fetch_next(weight, inputs, a, i, sizes[type]);
             vf w = held(load(weight, a * inputs + i, type));
 #pragma GCC unroll 8
             for (int b = 0; b < columns; b++) total[a][b] = fused(w, each[b], total[a][b]);
@@ -77,7 +88,7 @@ INLINE void dot(const void *weight, const void *x, long inputs, int type, int ro
 #if PAIRED
 /* The same of bfloat16 weights and inputs, whose number is a multiple of 32. */
 INLINE void dot_pairs(const void *weight, const void *x, long inputs, int rows, int columns,
-                      float *sums) {
+                      int first, float *sums) {
     vf total[ROWS][COLUMNS] = {};
     __m512bh each[COLUMNS];
     const uint16_t *of = weight, *input = x;
@@ -87,6 +98,7 @@ INLINE void dot_pairs(const void *weight, const void *x, long inputs, int rows, 
             each[b] = (__m512bh)held((vf)_mm512_loadu_si512(input + b * inputs + i));
 #pragma GCC unroll 8
         for (int a = 0; a < rows; a++) {
+            if (first) fetch_next(weight, inputs, a, i, sizes[BF16]);
             __m512bh w = (__m512bh)held((vf)_mm512_loadu_si512(of + a * inputs + i));
 #pragma GCC unroll 8
             for (int b = 0; b < columns; b++)
@@ -95,53 +107,56 @@ INLINE void dot_pairs(const void *weight, const void *x, long inputs, int rows, 
     }
     add_up(total, rows, columns, sums);
 }
-#define DOT_BF16 dot_pairs(weight, x, inputs, rows, columns, sums)
+#define DOT_BF16 dot_pairs(weight, x, inputs, rows, columns, first, sums)
 #else
-#define DOT_BF16 dot(weight, x, inputs, BF16, rows, columns, sums)
+#define DOT_BF16 dot(weight, x, inputs, BF16, rows, columns, first, sums)
 #endif
 
-/* Compiled once for each number of columns, apart from all else, so that its sums get registers. */
+/* Compiled once for each number of columns, apart from all else, so that its sums get registers;
+ * and once more for the first tokens that meet a tile. */
 typedef void Dot(const void *weight, const void *x, long inputs, float *sums);
-#define DOTS(NAME, ROWS_, COLUMNS_)                                                                \
+#define DOTS(NAME, ROWS_, COLUMNS_, FIRST)                                                         \
     static __attribute__((noinline)) void NAME##_f32(const void *weight, const void *x,            \
                                                      long inputs, float *sums) {                   \
-        dot(weight, x, inputs, F32, ROWS_, COLUMNS_, sums);                                        \
+        dot(weight, x, inputs, F32, ROWS_, COLUMNS_, FIRST, sums);                                 \
     }                                                                                              \
     static __attribute__((noinline)) void NAME##_bf16(const void *weight, const void *x,           \
                                                       long inputs, float *sums) {                  \
-        const int rows = ROWS_, columns = COLUMNS_;                                                \
+        const int rows = ROWS_, columns = COLUMNS_, first = FIRST;                                 \
         DOT_BF16;                                                                                  \
     }                                                                                              \
     static __attribute__((noinline)) void NAME##_int8(const void *weight, const void *x,           \
                                                       long inputs, float *sums) {                  \
-        dot(weight, x, inputs, INT8, ROWS_, COLUMNS_, sums);                                       \
+        dot(weight, x, inputs, INT8, ROWS_, COLUMNS_, FIRST, sums);                                \
     }
-DOTS(dot_1x1, 1, 1)
-DOTS(dot_4x1, ROWS, 1)
-DOTS(dot_4x2, ROWS, 2)
-DOTS(dot_4x3, ROWS, 3)
-#define TABLE(TYPE) {dot_1x1_##TYPE, dot_4x1_##TYPE, dot_4x2_##TYPE, dot_4x3_##TYPE
+#define BOTH(NAME, COLUMNS_) DOTS(NAME, ROWS, COLUMNS_, 0) DOTS(first_##NAME, ROWS, COLUMNS_, 1)
+DOTS(dot_1x1, 1, 1, 0)
+BOTH(dot_4x1, 1)
+BOTH(dot_4x2, 2)
+BOTH(dot_4x3, 3)
 #if COLUMNS == 6
-DOTS(dot_4x4, ROWS, 4)
-DOTS(dot_4x5, ROWS, 5)
-DOTS(dot_4x6, ROWS, 6)
-#define REST(TYPE) , dot_4x4_##TYPE, dot_4x5_##TYPE, dot_4x6_##TYPE}
+BOTH(dot_4x4, 4)
+BOTH(dot_4x5, 5)
+BOTH(dot_4x6, 6)
+#define REST(WHEN, TYPE) , WHEN##dot_4x4_##TYPE, WHEN##dot_4x5_##TYPE, WHEN##dot_4x6_##TYPE
 #else
-#define REST(TYPE) }
+#define REST(WHEN, TYPE)
 #endif
-static Dot *const dots[3][COLUMNS + 1] = {TABLE(f32) REST(f32), TABLE(bf16) REST(bf16),
-                                          TABLE(int8) REST(int8)};
+#define TABLE(WHEN, TYPE)                                                                          \
+    {dot_1x1_##TYPE, WHEN##dot_4x1_##TYPE, WHEN##dot_4x2_##TYPE,                                   \
+     WHEN##dot_4x3_##TYPE REST(WHEN, TYPE)}
+#define TABLES(WHEN) {TABLE(WHEN, f32), TABLE(WHEN, bf16), TABLE(WHEN, int8)}
+static Dot *const dots[2][3][COLUMNS + 1] = {TABLES(), TABLES(first_)};
 
 /* Rows from ``row`` on times ``columns`` tokens from ``t`` on. */
-static void tile(const Linear *of, int rows, int columns, long row, long t, const void *x, float *y,
-                 int round_to) {
-    static const long sizes[] = {4, 2, 1};
+static void tile(const Linear *of, int rows, int columns, long row, long t, int first,
+                 const void *x, float *y, int round_to) {
     const long inputs = of->inputs;
     const int type = (int)of->type;
     float sums[ROWS * COLUMNS + LANES], scale[ROWS], bias[ROWS];
     const char *from = (const char *)x + t * inputs * (PAIRED && type == BF16 ? 2 : 4);
     const char *weight = (const char *)of->weight + row * inputs * sizes[type];
-    dots[type][rows == 1 ? 0 : columns](weight, from, inputs, sums);
+    dots[first][type][rows == 1 ? 0 : columns](weight, from, inputs, sums);
     for (int a = 0; a < rows; a++) {
         scale[a] = type == INT8 ? of->scale[row + a] : 1;
         bias[a] = of->bias ? load_one(of->bias, row + a, round_to) : 0;
@@ -164,7 +179,7 @@ ONCE static void block(const Linear *of, long first, long first_token, long last
             for (long t = strip; t < last;) {
                 long tiles = (last - t + COLUMNS - 1) / COLUMNS; /* of similar width */
                 int columns = rows == 1 ? 1 : (int)((last - t + tiles - 1) / tiles);
-                tile(of, rows, columns, row, t, x, y, round_to);
+                tile(of, rows, columns, row, t, strip == first_token, x, y, round_to);
                 t += columns;
             }
             row += rows;
