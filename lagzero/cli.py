@@ -10,6 +10,7 @@ import asyncio
 import errno
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ _USERS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPER
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    _let_waiting_threads_rest()
     parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     simulated = words[:1] == ["simulate"]  # its flags are its own and are read there
@@ -61,6 +63,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted", [])
         return INTERRUPTED
+
+
+def _let_waiting_threads_rest() -> None:
+    """Set how long OpenMP's threads spin, for this process and its engines, unless the user did.
+
+    Math threads wait for each other some hundred times a forward pass, and by default spin for
+    about a millisecond. Where other work wants the cores, the last thread cannot begin in that time
+    (figures in docs/log.md). Read when torch is loaded.
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def _not_understood(words: Sequence[str]) -> str:

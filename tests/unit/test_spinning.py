@@ -19,8 +19,11 @@ NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
         ({"OMP_WAIT_POLICY": "active"}, [None, "active"]),
     ],
 )
-def test_importing_the_package_sets_it(given: dict[str, str], expected: list[str | None]):
+def test_a_command_sets_it(given: dict[str, str], expected: list[str | None]):
     env = {name: value for name, value in os.environ.items() if name not in NAMES} | given
-    code = f"import os, lagzero; print([os.environ.get(name) for name in {NAMES}])"
+    code = (
+        "import os, sys\nfrom lagzero.cli import main\nmain(['train', 'missing.yaml'])\n"
+        f"print([os.environ.get(name) for name in {NAMES}], 'torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert done.stdout.strip() == str(expected), done.stderr
+    assert done.stdout.strip() == f"{expected} False", done.stderr
