@@ -68,9 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _let_waiting_threads_rest() -> None:
     """Set how long OpenMP's threads spin, for this process and its engines, unless the user did.
 
-    Math threads wait for each other some hundred times a forward pass, and by default spin for
-    about a millisecond. Where other work wants the cores, the last thread cannot begin in that time
-    (figures in docs/log.md). Read when torch is loaded.
+    Math threads wait for each other some hundred times a forward pass. One that spins holds a core
+    on which, beside other work, the last thread could begin (figures in docs/log.md). Read when
+    torch is loaded.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"
