@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from lagzero.engine.scheduler import Work
-from lagzero.numerics.exact import BLOCK, ExactNumerics
+from lagzero.numerics.exact import BLOCK, ExactNumerics, Kernels, Places
 from lagzero.numerics.exact_attention import attend_exactly
 from lagzero.numerics.memory import lazy_zeros
 
@@ -307,6 +307,43 @@ class PagedPlan:
                 mask &= at > positions - window
             self._masks[number, window] = mask
         return mask
+
+
+class KernelPlan:
+    """Attention of one engine step by kernels that follow page tables; see ``PagedPlan``."""
+
+    def __init__(
+        self, cache: KVCache, works: Sequence[Work], device: torch.device, kernels: Kernels
+    ):
+        self._cache, self._kernels = cache, kernels
+        size = cache.page_size
+        tables = [w.sequence.pages[: -(-(w.start + w.count) // size)] for w in works]
+        width = max(map(len, tables))
+        positions = [p for w in works for p in range(w.start, w.start + w.count)]
+        sequences = [number for number, w in enumerate(works) for _ in range(w.count)]
+        self._places = Places(
+            torch.tensor(positions, device=device),
+            torch.tensor(sequences, device=device),
+            torch.tensor([each + [0] * (width - len(each)) for each in tables], device=device),
+        )
+        pages = self._places.tables[self._places.sequences, self._places.positions // size]
+        self._to = pages, self._places.positions % size
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Return [T, H, D]; see ``AttentionPlan``."""
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        page, offset = self._to
+        keys[page, :, offset] = key
+        values[page, :, offset] = value
+        return self._kernels.attend(query, keys, values, self._places, scale, window)
 
 
 def _clear(values: torch.Tensor, num_filled: int, last: torch.Tensor) -> None:

@@ -225,7 +225,7 @@ class Engine:
                 logits,
                 [s.request.sampling for s, _ in rows],
                 uniforms(seeds, places),
-                exact=self.policy.exact is not None,
+                exact=self.policy.exact,
                 native=self.policy.native is not None,
             )
         drawn = zip(ids, logprobs, strict=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from lagzero.engine.attention import KVCache, PagedPlan, ShapeProbe
+from lagzero.engine.attention import KernelPlan, KVCache, PagedPlan, ShapeProbe
 from lagzero.engine.scheduler import Work
 from lagzero.native.decoder import Decoder, row_of
 from lagzero.numerics.attention import AttentionPlan
@@ -75,12 +75,16 @@ def run(policy: PolicyModel, cache: KVCache, works: Sequence[Work]) -> torch.Ten
         pages = [w.sequence.pages[: -(-(w.start + w.count) // cache.page_size)] for w in works]
         row = row_of(ids, positions, samples, [w.count for w in works], pages)
         return policy.native.logits(cache.keys, cache.values, cache.page_size, row)
-    device = policy.device
+    device, exact = policy.device, policy.exact
+    if exact is not None and exact.kernels is not None:
+        plan = KernelPlan(cache, works, device, exact.kernels)
+    else:
+        plan = PagedPlan(cache, works, device, exact)
     with torch.inference_mode():
         hidden = policy.hidden(
             torch.tensor(ids, device=device),
             torch.tensor(positions, device=device),
-            PagedPlan(cache, works, device, policy.exact),
+            plan,
         )
         if len(samples) != len(ids):  # the head is the largest matrix: only rows that sample
             hidden = hidden[torch.tensor(samples, dtype=torch.long, device=device)]

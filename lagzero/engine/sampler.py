@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from lagzero.engine.request import Sampling
 from lagzero.errors import LagzeroError
 from lagzero.native.sampling import draw
+from lagzero.numerics.exact import ExactNumerics
 
 _BLOCK = 256  # tokens of the vocabulary that are summed before the search
 
@@ -89,20 +90,20 @@ def sample(
     logits: torch.Tensor,
     sampling: Sequence[Sampling],
     uniform: npt.NDArray[np.float64],
-    exact: bool = False,
+    exact: ExactNumerics | None = None,
     native: bool = False,
 ) -> tuple[list[int], list[float]]:
     """Draw one token a row from logits [B, V] and return (ids [B], log-probs [B] in nats).
 
-    With ``exact`` the log-probs are those of ``torch.log_softmax``, as in exact training. With
-    ``native`` rows without truncation are drawn by the C library.
+    With ``exact`` the log-probs are those of exact training: by its kernels, or without any by
+    ``torch.log_softmax``. With ``native`` rows without truncation are drawn by the C library.
 
     Raises NonFiniteLogits when a row's logits hold NaN or +inf, or nothing but -inf.
     """
     if native:
         return _sample_natively(logits, sampling, uniform)
     temperature = torch.tensor([s.temperature or 1.0 for s in sampling], device=logits.device)
-    logits = logits.float()
+    given = logits = logits.float()
     if bool((temperature != 1).any()):
         logits = logits / temperature.unsqueeze(1)
     cut = [row for row, s in enumerate(sampling) if s.truncates and s.temperature > 0]
@@ -112,7 +113,7 @@ def sample(
         logits[rows] = truncate(logits[rows], [sampling[row] for row in cut])
     greedy = torch.tensor([s.temperature == 0 for s in sampling], device=logits.device)
     likeliest = logits.argmax(-1) if bool(greedy.any()) else None
-    if exact:
+    if exact is not None:
         # Normalised already, so that what is below sees a normaliser of 0; NaN where there is none.
         logits = logits.log_softmax(-1)
         log_norm = torch.where(logits.amax(-1).isfinite(), 0.0, torch.nan)
@@ -129,6 +130,13 @@ def sample(
         if likeliest is not None:
             ids = torch.where(greedy, likeliest, ids)
     logprobs = logits.gather(1, ids.unsqueeze(1)).squeeze(1) - log_norm
+    if exact is not None and exact.kernels is not None:
+        # Rows that are cut stay: nobody trains on them.
+        whole = [n for n in range(len(sampling)) if n not in cut]
+        for each in {sampling[n].temperature for n in whole}:
+            some = [n for n in whole if sampling[n].temperature == each]
+            rows = torch.tensor(some, dtype=torch.long, device=logits.device)
+            logprobs[rows] = exact.kernels.score(given[rows], ids[rows], each or 1.0)[0]
     drawn: tuple[Any, Any] = (ids.cpu().numpy(), logprobs.clamp_(max=0).cpu().numpy())
     return drawn[0].tolist(), drawn[1].tolist()
 

@@ -15,13 +15,13 @@ head size.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from lagzero.native.library import library
 from lagzero.native.structures import TYPES, Layer, Linear, Model, Step
+from lagzero.numerics.exact import Kernels, Places
 
 
 def _at(tensor: torch.Tensor | None) -> ctypes.c_void_p:
@@ -101,18 +101,6 @@ def gate(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
     return out.to(gates.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where a row's sequences have their tokens, all int64.
-
-    A token at position p of its sequence sees the tokens ``tables[sequence, : p + 1]`` of the row.
-    """
-
-    positions: torch.Tensor  # [T]
-    sequences: torch.Tensor  # [T] rows of ``tables``
-    tables: torch.Tensor  # [sequences, tokens of the longest] places in the row
-
-
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -121,28 +109,29 @@ def attend(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """Return softmax(scale query key^T) value, [T, H, E], of query [T, H, E]; key, value [T, G, E].
+    """Return softmax(scale query key^T) value, [T, H, E], of query [T, H, E].
 
-    With a window w a token sees the last w positions, its own included.
+    key, value [P, G, S, E] are pages of S tokens. With a window w a token sees the last w
+    positions, its own included.
     """
     (num, heads, size), dtype = query.shape, query.dtype
     rows, key, value = query.contiguous().float(), key.contiguous(), value.contiguous()
     out, threads = torch.empty_like(rows), torch.get_num_threads()
-    longest = places.tables.shape[1]
+    width, page_size = places.tables.shape[1], key.shape[2]
     model = Model(
         heads=heads,
         kv_heads=key.shape[1],
         head_size=size,
-        page_size=1,
+        page_size=page_size,
         type=TYPES[dtype],
         scale=scale,
     )
     layer = Layer(keys=key.data_ptr(), values=value.data_ptr(), window=window or 0)
     step = Step(
         num_tokens=num,
-        table_width=longest,
+        table_width=width,
         num_threads=threads,
-        longest=longest,
+        longest=width * page_size,
         positions=places.positions.data_ptr(),
         sequences=places.sequences.data_ptr(),
         tables=places.tables.data_ptr(),
@@ -176,3 +165,6 @@ def score(
         *map(_at, (logprobs, entropies, normalisers)),
     )
     return logprobs, entropies, normalisers
+
+
+KERNELS = Kernels(multiply, normalise, gate, attend, score)

@@ -16,7 +16,7 @@ Letters: N rows, K inputs, M outputs of a linear layer.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,15 +43,55 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Where the sequences of a row have their keys and values, all int64.
+
+    The key of position p of a sequence is number p % S of page ``tables[sequence, p // S]``, with S
+    tokens a page.
+    """
+
+    positions: torch.Tensor  # [T]
+    sequences: torch.Tensor  # [T] rows of ``tables``
+    tables: torch.Tensor  # [sequences, pages of the longest]
+
+
+Score = Callable[
+    [torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+]
+"""(logits [N, V] float32, targets [N], temperature) to log-probs, entropies and normalisers [N]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Parts of a model's forward pass. A row of a result has the same bits among any others.
+
+    multiply(inputs [..., K], weight [M, K], bias [M] or None, wide) gives inputs W^T + bias
+    [..., M], in float32 with ``wide``; normalise(x [..., K], weight [K], eps) gives
+    weight * x / sqrt(mean(x^2) + eps); gate(gates, ups [..., K]) gives silu(gates) * ups;
+    attend(query [T, H, E], keys, values [P, G, S, E], places, scale, window) gives
+    softmax(scale query key^T) value [T, H, E] from pages of S tokens.
+    """
+
+    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, bool], torch.Tensor]
+    normalise: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    attend: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, Places, float, int | None], torch.Tensor
+    ]
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
 class ExactNumerics:
     """How one model is exact on one machine.
 
-    Engine and trainer both compute in C, or ``not_native`` says why they run the model's modules;
-    then the self-check chose the rest. ``attention`` are counts of query rows, ascending, that give
-    the same rows in attention.
+    Engine and trainer both compute by ``kernels``, in C or on a GPU; or these are None and
+    ``not_native`` says why both run the model's modules, for which the self-check chose the rest.
+    ``attention`` are counts of query rows, ascending, that give the same rows in attention.
     """
 
-    not_native: str | None = None
+    kernels: Kernels | None = None
+    not_native: str | None = None  # why the kernels are not those in C
     attention: tuple[int, ...] = ()
     num_shapes: int = 0  # of linear layers that were checked
     widened: bool = False  # some products are made in float32 and rounded
@@ -59,11 +99,13 @@ class ExactNumerics:
     @property
     def native(self) -> bool:
         """Whether engine and trainer compute in C."""
-        return self.not_native is None
+        return self.kernels is not None and self.not_native is None
 
     def __str__(self) -> str:
         if self.native:
             return "engine and trainer compute in C"
+        if self.kernels is not None:
+            return "engine and trainer compute by Triton kernels of fixed tiles"
         return (
             f"engine and trainer run the model's modules, {self.num_shapes} shapes of products "
             f"checked (not in C: {self.not_native})"

@@ -19,6 +19,7 @@ import torch
 from lagzero.engine.runner import probe_kv_shapes
 from lagzero.errors import LagzeroError
 from lagzero.native.decoder import make_native
+from lagzero.native.kernels import KERNELS
 from lagzero.native.rows import install_rows
 from lagzero.numerics.exact import (
     ExactNumerics,
@@ -31,6 +32,7 @@ from lagzero.numerics.exact import (
     transposed_forward,
 )
 from lagzero.numerics.self_check import check_attention, check_products
+from lagzero.tiles import rows as tiles
 from lagzero.train.model import Policy
 from lagzero.train.traffic import Traffic, compare, play
 
@@ -51,25 +53,23 @@ def make_exact(
 ) -> Policy:
     """Return the policy with exact numerics; its module is changed in place, not its parameters.
 
-    Where the C library knows the model, engine and trainer compute by the same functions of it.
-    Elsewhere every product of the module, adapters included, is made as a self-check of this
-    machine found. ``thread_counts`` are those of other processes that must get the same results.
-    ``decoder`` is ``engine.decoder``; all processes of a run must come out with the same way.
+    Where the C library knows the model, engine and trainer compute by the same functions of it; on
+    a GPU by the same Triton kernels. Elsewhere every product of the module, adapters included, is
+    made as a self-check of this machine found. ``thread_counts`` are those of other processes that
+    must get the same results. ``decoder`` is ``engine.decoder``; all processes of a run must come
+    out with the same way.
 
     Last, a few tokens are sampled and scored, which finds what no check of a part would.
 
-    Raises LagzeroError for a device other than the CPU, for modules that multiply in a way that is
-    not known here, where the check finds no exact way, where ``native`` is asked for and cannot be
-    had, and when one of those tokens differs.
+    Raises LagzeroError for a GPU whose kernels do not know the model, for modules that multiply in
+    a way that is not known here, where the check finds no exact way, where ``native`` is asked for
+    and cannot be had, and when one of those tokens differs.
     """
     if policy.exact is not None:
         raise ValueError("the policy is exact already")
-    if policy.device.type != "cpu":
-        raise LagzeroError(
-            f"model.numerics: exact is found on model.device {policy.device}; it holds on a CPU "
-            "only. Set model.device: cpu, or model.numerics: fast"
-        )
     policy = replace(policy, native=None)
+    if policy.device.type != "cpu" and decoder != "native":
+        return make_exact_by_tiles(policy)
     reason = "engine.decoder is torch" if decoder == "torch" else make_native(policy)
     if reason is None:
         return _in_c(policy)
@@ -92,10 +92,24 @@ def make_exact_in_c(policy: Policy) -> Policy:
     return policy if make_native(native) is not None else _in_c(native)
 
 
+def make_exact_by_tiles(policy: Policy) -> Policy:
+    """Return the policy with exact numerics by Triton kernels, as ``make_exact`` does on a GPU."""
+    reason = tiles.why_not(policy)
+    if reason is not None:
+        raise LagzeroError(
+            f"model.numerics: exact on model.device {policy.device} needs the Triton kernels, and "
+            f"{reason}. Set model.device: cpu, or model.numerics: fast"
+        )
+    how = ExactNumerics(tiles.install_tiles(policy), f"the weights are on {policy.device}")
+    exact = replace(policy, exact=how)
+    _try_out(exact)
+    return exact
+
+
 def _in_c(policy: Policy) -> Policy:
     """Let the modules of a policy that decodes in C compute as its decoder does."""
     install_rows(policy)
-    exact = replace(policy, exact=ExactNumerics())
+    exact = replace(policy, exact=ExactNumerics(KERNELS))
     _try_out(exact)
     return exact
 
@@ -111,10 +125,12 @@ def _checked(policy: Policy, thread_counts: Sequence[int], reason: str) -> Polic
     for module, forward, _ in modules:
         install(module, forward, products)
     widened = any(product.widen for product in products.values())
-    return replace(policy, exact=ExactNumerics(reason, rows, len(shapes), widened))
+    return replace(policy, exact=ExactNumerics(None, reason, rows, len(shapes), widened))
 
 
 def _try_out(policy: Policy) -> None:
+    exact = policy.exact
+    assert exact is not None
     longest = min(12, policy.context_limit // 2)
     traffic = Traffic(
         num_tokens=12,
@@ -126,15 +142,16 @@ def _try_out(policy: Policy) -> None:
     )
     found = compare(policy, play(policy, traffic), traffic)
     if found.num_different:
-        hint = "Another number of threads (model.threads) may hold"
+        hint = "Another number of threads (model.threads) may hold; else set model.numerics: fast"
         if policy.native is not None:
-            hint = "engine.decoder: torch may hold"
+            hint = "engine.decoder: torch may hold; else set model.numerics: fast"
+        elif exact.kernels is not None:
+            hint = "Set model.device: cpu, or model.numerics: fast"
         raise LagzeroError(
             f"model.numerics: exact does not hold for {type(policy.module).__name__} on this "
-            f"machine with {torch.get_num_threads()} threads: {found.num_different} of "
+            f"machine with {torch.get_num_threads()} threads ({exact}): {found.num_different} of "
             f"{found.num_tokens} sampled tokens have another log-prob in training (up to "
-            f"{found.gap_max:.2g} nats), although every part was found exact. {hint}; else set "
-            "model.numerics: fast"
+            f"{found.gap_max:.2g} nats). {hint}"
         )
 
 

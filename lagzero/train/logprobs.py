@@ -15,18 +15,18 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lagzero.native.kernels import score
+from lagzero.numerics.exact import Score
 
 _CACHED_LOGITS = 1 << 18  # 1 MiB of float32
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 """Hidden states [n, D] to logits [n, V]."""
 
-Tail = Literal["fast", "exact", "native"]
+Tail = Literal["fast", "exact"] | Score
 """How log-probs are taken from logits; only their last bits differ.
 
-fast: by the shortest way; exact: by ``torch.log_softmax``, native: in C, as a sampler of that kind
-takes them, bit for bit.
+fast: by the shortest way; exact: by ``torch.log_softmax``; or by the kernel that a sampler takes
+them by, for the same bits.
 """
 
 
@@ -54,7 +54,7 @@ def chunked_logprobs(
         temperature: > 0. For a greedy policy, score at temperature 1.
         chunk: tokens, > 0.
         entropy_gradient: whether entropies carry a gradient; log-probs always do.
-        tail: how log-probs are taken from logits; ``native`` knows float32 on a CPU only.
+        tail: how log-probs are taken from logits.
     """
     if temperature <= 0 or chunk <= 0:
         raise ValueError(f"temperature {temperature} and chunk {chunk} must be > 0")
@@ -109,8 +109,8 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy_gradient: bool,
         tail: Tail,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if tail == "native":
-            logprobs, entropies, normaliser = score(logits, targets, temperature)
+        if callable(tail):
+            logprobs, entropies, normaliser = tail(logits, targets, temperature)
         else:
             logprobs, entropies, normaliser = _by_torch(logits, targets, temperature, tail)
         ctx.save_for_backward(logits, targets, normaliser, entropies)
@@ -139,7 +139,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _by_torch(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float, tail: Tail
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, tail: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return log-probs, entropies and logsumexp(logits / temperature), [N] each."""
     results: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []

@@ -63,7 +63,7 @@ class Policy:
         """How log-probs are taken from logits."""
         if self.exact is None:
             return "fast"
-        return "native" if self.exact.native else "exact"
+        return "exact" if self.exact.kernels is None else self.exact.kernels.score
 
     @property
     def context_limit(self) -> int:
@@ -109,7 +109,8 @@ class Policy:
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         head = self.module.get_output_embeddings()
-        if not self.fp32_head or self.tail == "native":  # in C it is float32 as it stands
+        by_kernels = self.exact is not None and self.exact.kernels is not None
+        if not self.fp32_head or by_kernels:  # their head is float32 as it stands
             return head(hidden)
         # The head's own forward, so that a bias or an adapter on it takes part.
         parameters = {name: p.float() for name, p in head.named_parameters()}

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from lagzero.losses.reduce import Metrics
-from lagzero.native.rows import RowPlan
 from lagzero.numerics.attention import AttentionPlan
 from lagzero.numerics.packed import PackedPlan
+from lagzero.numerics.rows import RowPlan
 from lagzero.train.model import Policy
 from lagzero.types import Array, MicroBatch
 
@@ -27,8 +27,8 @@ def predictor_hidden(policy: Policy, row: MicroBatch) -> torch.Tensor:
     """
     device, facts = policy.device, (row.position_ids, row.segment_ids, row.parents)
     plan: AttentionPlan
-    if policy.exact is not None and policy.exact.native:
-        plan = RowPlan(*facts)
+    if policy.exact is not None and policy.exact.kernels is not None:
+        plan = RowPlan(policy.exact.kernels, *facts, device)
     else:
         plan = PackedPlan(*facts, device, policy.exact)
     hidden = policy.hidden(

@@ -246,4 +246,4 @@ def _score(policy: Policy, row: Any, temperature: float, chunk: int) -> Array:
             chunk,
             tail=policy.tail,
         )
-    return logprobs.detach().float().numpy()
+    return logprobs.detach().float().cpu().numpy()

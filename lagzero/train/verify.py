@@ -22,7 +22,7 @@ from lagzero.config import LoraConfig, ModelConfig
 from lagzero.numerics.attention import ATTENTION, register
 from lagzero.train.exactness import make_exact
 from lagzero.train.lora import add_lora
-from lagzero.train.model import Policy, load_policy
+from lagzero.train.model import Policy, load_policy, pick_device
 from lagzero.train.traffic import Played, Traffic, compare, play
 
 _SIZES: dict[str, Any] = {
@@ -121,11 +121,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lora", action="store_true", help="with adapters of rank 8")
     parser.add_argument("--numerics", choices=["exact", "fast"], default="exact")
     parser.add_argument("--decoder", choices=["auto", "native", "torch"], default="auto")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1")
     parser.add_argument("--fp32-head", action="store_true")
     parser.add_argument("--still", action="store_true", help="without changes of weights")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {options.numerics}")
+    device = pick_device(options.device)
+    print(
+        f"torch {torch.__version__}, {device}, {torch.get_num_threads()} thread(s), "
+        f"{options.numerics}"
+    )
     # A round's memory is bounded: each version's weights are kept.
     traffic = Traffic(
         min(options.tokens, 2500),
@@ -139,9 +144,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in names:
         for dtype in dtypes:
             if options.model:
-                policy = load_policy(ModelConfig(path=name, dtype=dtype, device="cpu"))
+                policy = load_policy(ModelConfig(path=name, dtype=dtype), device)
             else:
                 policy = tiny_policy(name, getattr(torch, dtype))
+                policy.module.to(device)
             policy.fp32_head = options.fp32_head
             if options.lora:
                 policy = add_lora(policy, LoraConfig(rank=8))

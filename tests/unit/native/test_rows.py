@@ -10,13 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from lagzero.native import kernels, rows
-from lagzero.native.rows import RowPlan
+from lagzero.native import kernels
 from lagzero.native.sampling import draw
+from lagzero.numerics import rows
+from lagzero.numerics.exact import Places
 from lagzero.numerics.packed import DensePlan
+from lagzero.numerics.rows import RowPlan
 
 TYPES = [torch.float32, torch.bfloat16]
 EPS = 1e-5
+CPU = torch.device("cpu")
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -46,7 +49,7 @@ def test_products_and_their_gradients_are_those_of_linear(dtype, outputs):
     parts = random(2, 7, 96, dtype=dtype), random(outputs, 96, dtype=dtype), random(outputs)
     parts = (*parts[:2], parts[2].to(dtype))
     wanted = gradients(F.linear, *parts)
-    found = gradients(lambda x, w, b: rows._Multiply.apply(x, w, b, False), *parts)
+    found = gradients(lambda x, w, b: rows._Multiply.apply(x, w, b, False, kernels.KERNELS), *parts)
     for one, other in zip(found, wanted, strict=True):
         close(one, other, dtype)
 
@@ -54,7 +57,7 @@ def test_products_and_their_gradients_are_those_of_linear(dtype, outputs):
 def test_a_wide_product_is_not_rounded_and_has_the_gradients_of_float32():
     x, w = random(9, 64, dtype=torch.bfloat16), random(50, 64, dtype=torch.bfloat16)
     wanted = gradients(lambda x, w: F.linear(x.float(), w.float()), x, w)
-    found = gradients(lambda x, w: rows._Multiply.apply(x, w, None, True), x, w)
+    found = gradients(lambda x, w: rows._Multiply.apply(x, w, None, True, kernels.KERNELS), x, w)
     assert found[0].dtype == torch.float32 and (found[0].bfloat16().float() != found[0]).any()
     close(found[0], wanted[0], torch.float32)
     for one, other in zip(found[1:], wanted[1:], strict=True):
@@ -70,7 +73,7 @@ def test_norms_and_their_gradients_are_those_of_the_module(dtype):
 
     parts = 3 * random(4, 5, 48, dtype=dtype), random(48, dtype=dtype)
     wanted = gradients(plain, *parts)
-    found = gradients(lambda x, w: rows._Normalise.apply(x, w, EPS), *parts)
+    found = gradients(lambda x, w: rows._Normalise.apply(x, w, EPS, kernels.KERNELS), *parts)
     for one, other in zip(found, wanted, strict=True):
         close(one, other, dtype)
 
@@ -79,7 +82,7 @@ def test_norms_and_their_gradients_are_those_of_the_module(dtype):
 def test_gated_activations_and_their_gradients_are_those_of_silu(dtype):
     parts = 3 * random(6, 64, dtype=dtype), random(6, 64, dtype=dtype, seed=1)
     wanted = gradients(lambda gate, up: F.silu(gate) * up, *parts)
-    found = gradients(rows._Gate.apply, *parts)
+    found = gradients(lambda gate, up: rows._Gate.apply(gate, up, kernels.KERNELS), *parts)
     for one, other in zip(found, wanted, strict=True):
         close(one, other, dtype)
 
@@ -99,7 +102,7 @@ def test_attention_and_its_gradients_are_those_of_a_dense_mask(dtype, window):
     num = len(SEGMENTS)
     parts = [random(num, heads, 16, dtype=dtype, seed=heads) for heads in (6, 2, 2)]
     wide = [each.float() for each in parts]
-    dense, plan = DensePlan(*facts, torch.device("cpu")), RowPlan(*facts)
+    dense, plan = DensePlan(*facts, CPU), RowPlan(kernels.KERNELS, *facts, CPU)
     wanted = gradients(lambda q, k, v: dense.attend(0, q, k, v, 0.3, window), *wide)
     found = gradients(lambda q, k, v: plan.attend(0, q, k, v, 0.3, window), *parts)
     for one, other in zip(found, wanted, strict=True):
@@ -110,7 +113,7 @@ def test_attention_and_its_gradients_are_those_of_a_dense_mask(dtype, window):
 
 def test_positions_that_are_no_places_in_the_sequence_are_refused():
     with pytest.raises(ValueError, match="positions must count"):
-        RowPlan(POSITIONS + 1, SEGMENTS, PARENTS)
+        RowPlan(kernels.KERNELS, POSITIONS + 1, SEGMENTS, PARENTS, CPU)
 
 
 def on_threads(threads: int, function, *inputs):
@@ -156,10 +159,10 @@ def test_a_token_attends_alike_wherever_its_sequence_stands(seed, dtype, threads
         random(int(whole), heads, 16, dtype=dtype, seed=seed + heads) for heads in (4, 2, 2)
     ]
     other = [random(int(first), heads, 16, dtype=dtype) for heads in (4, 2, 2)]
-    alone = RowPlan(np.arange(whole), np.zeros(whole, int), np.array([-1]))
+    alone = RowPlan(kernels.KERNELS, np.arange(whole), np.zeros(whole, int), np.array([-1]), CPU)
     segments = np.repeat([0, 1, 2], [first, prompt, response])
     positions = np.concatenate([np.arange(first), np.arange(whole)])
-    among = RowPlan(positions, segments, np.array([-1, -1, 1]))
+    among = RowPlan(kernels.KERNELS, positions, segments, np.array([-1, -1, 1]), CPU)
     joined = [torch.cat(pair) for pair in zip(other, sequence, strict=True)]
     with torch.no_grad():
         expected = alone.attend(0, *sequence, 0.25, window)
@@ -174,12 +177,12 @@ def test_a_query_alone_has_the_bits_that_it_has_among_its_neighbours(size, dtype
     """Blocks of keys begin elsewhere for it then."""
     num = 130
     query, key, value = (random(num, n, size, dtype=dtype, seed=n) for n in (6, 2, 2))
-    table = torch.arange(num).unsqueeze(0)
-    row = kernels.Places(torch.arange(num), torch.zeros(num, dtype=torch.long), table)
-    together = kernels.attend(query, key, value, row, 0.25, window)
+    pages, table = (key.unsqueeze(2), value.unsqueeze(2)), torch.arange(num).unsqueeze(0)
+    row = Places(torch.arange(num), torch.zeros(num, dtype=torch.long), table)
+    together = kernels.attend(query, *pages, row, 0.25, window)
     for at in range(num):
-        one = kernels.Places(torch.tensor([at]), torch.zeros(1, dtype=torch.long), table)
-        alone = kernels.attend(query[at : at + 1], key, value, one, 0.25, window)
+        one = Places(torch.tensor([at]), torch.zeros(1, dtype=torch.long), table)
+        alone = kernels.attend(query[at : at + 1], *pages, one, 0.25, window)
         assert torch.equal(alone[0], together[at])
 
 

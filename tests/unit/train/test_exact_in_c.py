@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lagzero.config import LoraConfig
 from lagzero.errors import LagzeroError
 from lagzero.native import decoder as native
+from lagzero.native import kernels
 from lagzero.numerics.attention import ATTENTION, register
 from lagzero.prepare.pack import pack
 from lagzero.train.exactness import make_exact
@@ -48,7 +49,7 @@ def in_c(family: str, dtype: torch.dtype, fp32_head: bool = False) -> Policy:
     policy = tiny_policy(family, dtype)
     policy.fp32_head = fp32_head
     policy = make_exact(policy, decoder="native")
-    assert policy.exact.native and policy.native is not None and policy.tail == "native"
+    assert policy.exact.native and policy.native is not None and policy.tail is kernels.score
     return policy
 
 

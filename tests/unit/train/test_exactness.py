@@ -193,13 +193,6 @@ def test_an_exact_policy_is_not_made_exact_again():
         make_exact(exact_policy("llama", torch.float32))
 
 
-def test_only_a_cpu_is_exact(monkeypatch):
-    policy = tiny_policy("llama", torch.float32)
-    monkeypatch.setattr(Policy, "device", torch.device("cuda:0"))
-    with pytest.raises(LagzeroError, match=r"model.device cuda:0; it holds on a CPU only"):
-        make_exact(policy)
-
-
 def test_layers_of_every_kind_are_checked_once_a_shape():
     policy = exact_policy("qwen3_moe", torch.bfloat16)
     # q, o; k, v; gate-up and down of the experts; the router in two types; the head

@@ -1,0 +1,202 @@
+"""A trainer's forward pass through the functions that the engine decodes by, with gradients.
+
+Which functions, says a set of ``Kernels``: the C library's on a CPU, Triton's on a GPU. A row of
+their results depends on that row alone, so the forward pass gives the engine's bits; the backward
+pass is torch's ordinary one, since nobody repeats gradients. What is elementwise in a model
+(embedding, residual sums, rotary products) is left to its own modules: one rounded operation a
+number has one result.
+
+Letters: T tokens of the row, S segments, H query heads, G key/value heads, E head size.
+"""
+
+# torch's and transformers' own annotations are incomplete.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from lagzero.numerics.exact import Kernels, Places, linear_gradients
+from lagzero.numerics.packed import PackedPlan
+from lagzero.numerics.precision import has_fast_bfloat16
+from lagzero.types import Array
+
+
+class _Multiply(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        wide: bool,
+        kernels: Kernels,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.wide, ctx.bias_dtype = wide, None if bias is None else bias.dtype
+        return kernels.multiply(inputs, weight, bias, wide)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        slow = inputs.dtype == torch.bfloat16 and not has_fast_bfloat16(inputs.device)
+        widen, wants = ctx.wide or slow, ctx.needs_input_grad
+        gradients = linear_gradients(grads[0], inputs, weight, ctx.bias_dtype, wants, widen)
+        return *gradients, None, None
+
+
+class _Normalise(torch.autograd.Function):
+    """With u = x / rms(x) and s = grad * weight: dx = (s - u mean(s u)) / rms(x)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, eps: float, kernels: Kernels
+    ) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.eps = eps
+        return kernels.normalise(inputs, weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        rows, grad = inputs.float(), grads[0].float()
+        factor = torch.rsqrt(rows.square().mean(-1, keepdim=True) + ctx.eps)
+        unit = rows * factor
+        to_weight = None
+        if ctx.needs_input_grad[1]:
+            to_weight = (grad * unit).flatten(0, -2).sum(0).to(weight.dtype)
+        slope = grad * weight.float()
+        mean = (slope * unit).mean(-1, keepdim=True)
+        to_inputs = slope.sub_(unit.mul_(mean)).mul_(factor)
+        return to_inputs.to(inputs.dtype), to_weight, None, None
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gates: torch.Tensor, ups: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        ctx.save_for_backward(gates, ups)
+        return kernels.gate(gates, ups)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gates, ups = ctx.saved_tensors
+        to_gates = torch.ops.aten.silu_backward(grads[0] * ups, gates)
+        return to_gates, F.silu(gates).mul_(grads[0]), None
+
+
+class _Attend(torch.autograd.Function):
+    """The backward pass is that of the plain plan, whose scores it computes again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        forward: Callable[..., torch.Tensor],
+        plain: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.plain = plain
+        return forward(query, key, value)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        leaves = [each.detach().requires_grad_() for each in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = ctx.plain(*leaves)
+        return *torch.autograd.grad(out, leaves, grads[0]), None, None
+
+
+class RowPlan:
+    """Attention of one packed row as the engine computes it; satisfies ``AttentionPlan``.
+
+    Args:
+        kernels: what the engine computes it by.
+        position_ids: [T] integers, the place of each token in its sequence.
+        segment_ids: [T] integers, non-decreasing from 0.
+        parents: [S] integers, the parent segment or -1. A parent has no parent.
+        device: where the model is.
+
+    Raises ValueError for ids or parents that do not describe such a row.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        position_ids: Array,
+        segment_ids: Array,
+        parents: Array,
+        device: torch.device,
+    ):
+        self._kernels = kernels
+        self._plain = PackedPlan(position_ids, segment_ids, parents, device)
+        lengths = np.bincount(segment_ids)
+        starts = lengths.cumsum() - lengths
+        before = np.where(parents >= 0, lengths[parents], 0)
+        at = np.arange(len(segment_ids)) - starts[segment_ids] + before[segment_ids]
+        if not np.array_equal(at, position_ids):
+            raise ValueError("positions must count 0, 1, 2, ... along each sequence, parent first")
+        tables = np.zeros((len(parents), int((lengths + before).max())), np.int64)
+        for table, start, length, parent in zip(tables, starts, lengths, parents, strict=True):
+            ahead = int(before[segment_ids[start]])
+            table[:ahead] = np.arange(ahead) + starts[parent]
+            table[ahead : ahead + length] = np.arange(length) + start
+        self._places = Places(
+            *(
+                torch.as_tensor(each.astype(np.int64), device=device)
+                for each in (at, segment_ids, tables)
+            )
+        )
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """Return [T, H, E]; see ``AttentionPlan``. Differentiable."""
+
+        def forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            pages = key.unsqueeze(2), value.unsqueeze(2)  # of one token each
+            return self._kernels.attend(query, *pages, self._places, scale, window)
+
+        def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return self._plain.attend(layer, query, key, value, scale, window)
+
+        if not torch.is_grad_enabled():
+            return forward(query, key, value)
+        return _Attend.apply(query, key, value, forward, plain)
+
+
+def linear_forward(module: Any, how: tuple[Kernels, bool], inputs: torch.Tensor) -> torch.Tensor:
+    """Run ``torch.nn.Linear``. ``how``: by which kernels, and whether its result is float32."""
+    kernels, wide = how
+    if not torch.is_grad_enabled():
+        return kernels.multiply(inputs, module.weight, module.bias, wide)
+    return _Multiply.apply(inputs, module.weight, module.bias, wide, kernels)
+
+
+def norm_forward(module: Any, how: tuple[Kernels, float], inputs: torch.Tensor) -> torch.Tensor:
+    """Run a norm by root mean squares. ``how``: by which kernels, and its epsilon."""
+    kernels, eps = how
+    if not torch.is_grad_enabled():
+        return kernels.normalise(inputs, module.weight, eps)
+    return _Normalise.apply(inputs, module.weight, eps, kernels)
+
+
+def mlp_forward(module: Any, kernels: Kernels, inputs: torch.Tensor) -> torch.Tensor:
+    """Run down(silu(gate(x)) * up(x))."""
+    gates, ups = module.gate_proj(inputs), module.up_proj(inputs)
+    if not torch.is_grad_enabled():
+        return module.down_proj(kernels.gate(gates, ups))
+    return module.down_proj(_Gate.apply(gates, ups, kernels))
