@@ -130,15 +130,16 @@ def measure_step(options: argparse.Namespace) -> dict[str, float]:
             )
             for group in groups
         ]
-        mark = time.perf_counter()
-        batch = await training.preparer.prepare(scored)
-        times["prepare"] = time.perf_counter() - mark
-        stats = await training.on_thread.step(batch)
-        for stage in ("forward", "backward", "optimizer"):
-            times[stage] = stats.metrics[f"train/{stage}_s"]
-        mark = time.perf_counter()
-        await serving.link.publish(stats.version)
-        times["sync"] = time.perf_counter() - mark
+        async with serving.gate.exclusive("train"):
+            mark = time.perf_counter()
+            batch = await training.preparer.prepare(scored)
+            times["prepare"] = time.perf_counter() - mark
+            stats = await training.on_thread.step(batch)
+            for stage in ("forward", "backward", "optimizer"):
+                times[stage] = stats.metrics[f"train/{stage}_s"]
+            mark = time.perf_counter()
+            await serving.link.publish(stats.version)
+            times["sync"] = time.perf_counter() - mark
         times["step"] = time.perf_counter() - begun
         times["tokens"] = sum(len(r.tokens) for g in groups for r in g.rollouts)
         times["train_tokens"] = stats.metrics["train/num_tokens"]

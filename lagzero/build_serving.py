@@ -117,8 +117,10 @@ def build_serving(
 
 
 def _turns(config: Config, backend: NativeBackend) -> Gate:
-    release = config.placement.release_kv
-    if runs_on(config):
+    goes_on, release = runs_on(config), config.placement.release_kv
+    if release is None:
+        release = not goes_on
+    if goes_on:
         return PauseGate(FreeGate(), backend, release)
     return PauseGate(TurnGate(), backend, release) if release else TurnGate()
 

@@ -161,7 +161,9 @@ class PlacementConfig(Block):
     # an engine with fewer unfinished responses hands them to another one, when disaggregated, and
     # is free for new ones; None: they stay
     repack_below: Annotated[int, Field(ge=2)] | None = None
-    release_kv: bool = False  # give the KV cache's memory back while training, when colocated
+    # give the KV cache's memory back while training, when colocated; None: where each response has
+    # ended by then
+    release_kv: bool | None = None
     # begin a new process with the present weights and send it what was pending, or end the run
     on_engine_death: Literal["restart", "stop"] = "restart"
     max_engine_restarts: Annotated[int, Field(ge=0)] = 3  # in all; then the run ends

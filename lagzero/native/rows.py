@@ -7,7 +7,7 @@ from typing import Any
 from lagzero.native.decoder import layer_linears
 from lagzero.native.kernels import KERNELS
 from lagzero.numerics.exact import install
-from lagzero.numerics.rows import linear_forward, mlp_forward, norm_forward
+from lagzero.numerics.rows import embed_forward, linear_forward, mlp_forward, norm_forward
 
 
 def install_rows(policy: Any) -> None:
@@ -17,6 +17,7 @@ def install_rows(policy: Any) -> None:
     """
     module, eps = policy.module, policy.module.config.rms_norm_eps
     install(module.get_output_embeddings(), linear_forward, (KERNELS, policy.fp32_head))
+    install(module.get_input_embeddings(), embed_forward, None)
     install(module.model.norm, norm_forward, (KERNELS, eps))
     for layer in module.model.layers:
         for linear in layer_linears(layer):

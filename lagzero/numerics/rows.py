@@ -3,8 +3,11 @@
 Which functions, says a set of ``Kernels``: the C library's on a CPU, Triton's on a GPU. A row of
 their results depends on that row alone, so the forward pass gives the engine's bits; the backward
 pass is torch's ordinary one, since nobody repeats gradients. What is elementwise in a model
-(embedding, residual sums, rotary products) is left to its own modules: one rounded operation a
-number has one result.
+(residual sums, rotary products) is left to its own modules: one rounded operation a number has one
+result.
+
+A matrix that has a float32 gradient already gets its part added there in place, and autograd none:
+so nothing as large as the weights is made for each row, and none twice for a tied embedding.
 
 Letters: T tokens of the row, S segments, H query heads, G key/value heads, E head size.
 """
@@ -28,6 +31,14 @@ from lagzero.numerics.precision import has_fast_bfloat16
 from lagzero.types import Array
 
 
+def _grown(weight: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor | None:
+    """Return the gradient that a weight has, if parts of one of these types are added to it."""
+    if not weight.is_leaf or weight.grad is None:
+        return None
+    alike = {each.dtype for each in (weight, weight.grad, *parts)} == {torch.float32}
+    return weight.grad if alike else None
+
+
 class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -39,6 +50,7 @@ class _Multiply(torch.autograd.Function):
         kernels: Kernels,
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
+        ctx.weight = weight  # itself: what is saved is another object, which knows no gradient
         ctx.wide, ctx.bias_dtype = wide, None if bias is None else bias.dtype
         return kernels.multiply(inputs, weight, bias, wide)
 
@@ -46,9 +58,33 @@ class _Multiply(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         slow = inputs.dtype == torch.bfloat16 and not has_fast_bfloat16(inputs.device)
-        widen, wants = ctx.wide or slow, ctx.needs_input_grad
+        widen, wants = ctx.wide or slow, list(ctx.needs_input_grad)
+        if wants[1] and (total := _grown(ctx.weight, grads[0], inputs)) is not None:
+            total.addmm_(grads[0].flatten(0, -2).t(), inputs.flatten(0, -2))
+            wants[1] = False
         gradients = linear_gradients(grads[0], inputs, weight, ctx.bias_dtype, wants, widen)
         return *gradients, None, None
+
+
+class _Embed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, ids: torch.Tensor, weight: torch.Tensor, padding: int | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(ids)
+        ctx.weight, ctx.padding = weight, padding
+        return F.embedding(ids, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (ids,), weight = ctx.saved_tensors, ctx.weight
+        total = _grown(weight, grads[0])
+        given = torch.zeros_like(weight) if total is None else total
+        ids, rows = ids.flatten(), grads[0].flatten(0, -2)
+        if ctx.padding is not None:
+            rows = rows.masked_fill((ids == ctx.padding).unsqueeze(-1), 0)
+        given.index_add_(0, ids, rows)
+        return None, given if total is None else None, None
 
 
 class _Normalise(torch.autograd.Function):
@@ -184,6 +220,13 @@ def linear_forward(module: Any, how: tuple[Kernels, bool], inputs: torch.Tensor)
     if not torch.is_grad_enabled():
         return kernels.multiply(inputs, module.weight, module.bias, wide)
     return _Multiply.apply(inputs, module.weight, module.bias, wide, kernels)
+
+
+def embed_forward(module: Any, _: None, ids: torch.Tensor) -> torch.Tensor:
+    """Run ``torch.nn.Embedding``."""
+    if not (torch.is_grad_enabled() and module.weight.requires_grad):
+        return F.embedding(ids, module.weight)
+    return _Embed.apply(ids, module.weight, module.padding_idx)
 
 
 def norm_forward(module: Any, how: tuple[Kernels, float], inputs: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lagzero.numerics.exact import Kernels, install
-from lagzero.numerics.rows import linear_forward, norm_forward
+from lagzero.numerics.rows import embed_forward, linear_forward, norm_forward
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Model types all of whose sums over a row are linear layers, ``...RMSNorm`` and attention."""
@@ -53,6 +53,7 @@ def install_tiles(policy: Any) -> Kernels:
     """
     from lagzero.tiles.kernels import KERNELS  # brings in Triton
 
+    install(policy.module.get_input_embeddings(), embed_forward, None)
     head = policy.module.get_output_embeddings()
     for module in policy.module.modules():
         if _is_linear(module):

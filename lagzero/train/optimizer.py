@@ -13,6 +13,7 @@ import torch
 
 from lagzero.config import OptimizerConfig
 from lagzero.errors import LagzeroError
+from lagzero.numerics.memory import lazy_zeros
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -142,6 +143,23 @@ class Optimizer:
         self._write_back()
         self.clear()
         return value
+
+    def begin(self, zeros: bool = False) -> None:
+        """Drop all gradients. With ``zeros`` float32 parameters get new ones, of zeros.
+
+        Those lie in memory of their own, which goes back to the system when they are dropped: among
+        blocks that come and go with each row they would leave holes as large as the weights.
+        """
+        self.clear()
+        owners = [m for n, m in self._masters.items() if zeros and m is self._parameters[n]]
+        owners = [m for m in owners if m.dtype == torch.float32]
+        if not owners:
+            return
+        size, device = sum(m.numel() for m in owners), owners[0].device
+        space = lazy_zeros((size,), torch.float32, device)
+        parts = space.split([m.numel() for m in owners])
+        for master, part in zip(owners, parts, strict=True):
+            master.grad = part.view_as(master)
 
     def clear(self) -> None:
         """Drop all gradients."""

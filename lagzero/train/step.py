@@ -125,7 +125,8 @@ class LocalTrainer:
 
     def _pass(self, batch: Batch, proximal: Sequence[torch.Tensor | None]) -> _Pass:
         """Make one update, from the gradient of every row of the batch."""
-        self.optimizer.clear()
+        by_kernels = self.policy.exact is not None and self.policy.exact.kernels is not None
+        self.optimizer.begin(zeros=by_kernels)  # they add to gradients in place
         parts: list[Metrics] = []
         scored: list[torch.Tensor] = []
         loss, forward_s, backward_s = 0.0, 0.0, 0.0

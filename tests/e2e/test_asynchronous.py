@@ -76,7 +76,7 @@ def test_a_run_without_lag_is_the_same_run_wherever_its_engine_is(
     [
         ("colocated", {"schedule__max_lag": 1}),
         ("released", {"schedule__max_lag": 1, "placement__release_kv": True}),
-        ("turns", {"placement__release_kv": True}),
+        ("kept", {"placement__release_kv": False}),
         ("rounds", {"schedule__max_lag": 2, "rollout__tokens_per_round": 3}),
         (
             "recomputed",

@@ -87,6 +87,52 @@ def test_gated_activations_and_their_gradients_are_those_of_silu(dtype):
         close(one, other, dtype)
 
 
+def both_ways(run, *weights: torch.nn.Parameter) -> list[list[torch.Tensor]]:
+    """Return gradients after two passes: from none at first, and from zeros laid out before."""
+    found: list[list[torch.Tensor]] = []
+    for laid_out in (False, True):
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight) if laid_out else None
+        before = [weight.grad for weight in weights]
+        for seed in (1, 2):
+            run(seed).backward()
+        assert not laid_out or all(w.grad is b for w, b in zip(weights, before, strict=True))
+        found.append([weight.grad for weight in weights])
+    return found
+
+
+@pytest.mark.parametrize("padding", [None, 3])
+def test_a_table_that_is_also_the_head_gets_both_gradients_in_place(padding):
+    embedding = torch.nn.Embedding(50, 32, padding_idx=padding)
+    head = torch.nn.Linear(32, 50)
+    head.weight = embedding.weight
+    ids = torch.tensor([[3, 7, 3, 0], [49, 7, 1, 3]])
+
+    def plain(seed: int) -> torch.Tensor:
+        out = head(embedding(ids).relu())
+        return (out * random(*out.shape, seed=seed)).sum()
+
+    def ours(seed: int) -> torch.Tensor:
+        rows_ = rows.embed_forward(embedding, None, ids)
+        out = rows.linear_forward(head, (kernels.KERNELS, False), rows_.relu())
+        return (out * random(*out.shape, seed=seed)).sum()
+
+    wanted = both_ways(plain, head.weight, head.bias)[0]
+    for found in both_ways(ours, head.weight, head.bias):
+        for one, other in zip(found, wanted, strict=True):
+            close(one, other, torch.float32)
+
+
+def test_gradients_of_bfloat16_are_left_to_autograd():
+    head = torch.nn.Linear(32, 50, bias=False, dtype=torch.bfloat16)
+    head.weight.grad = torch.ones_like(head.weight)
+    x = random(4, 32, dtype=torch.bfloat16)
+    out = rows.linear_forward(head, (kernels.KERNELS, False), x)
+    (given,) = torch.autograd.grad(out.sum(), head.weight)
+    assert torch.equal(head.weight.grad, torch.ones_like(given))
+    close(given, x.sum(0).expand(50, -1), torch.bfloat16)
+
+
 # Segments: a prompt of 3, two responses to it, a sequence alone, a prompt of 1 and its response.
 SEGMENTS = np.repeat(range(6), [3, 4, 2, 9, 1, 5])
 PARENTS = np.array([-1, 0, 0, -1, -1, 4])

@@ -75,6 +75,28 @@ def test_clipping_scales_to_the_norm_and_reports_it_before():
     assert moment.tolist() == pytest.approx([0.03, 0.04])
 
 
+def test_gradients_may_begin_as_zeros_and_the_update_is_the_same():
+    updated: list[list[torch.Tensor]] = []
+    for zeros in (False, True):
+        weights = [parameter([[1.0, -2.0]], torch.float32), parameter([3.0], torch.float32)]
+        small = parameter([0.5], torch.bfloat16)
+        optimizer = Optimizer(
+            dict(zip("abc", (*weights, small), strict=True)), OptimizerConfig(lr=0.1)
+        )
+        for _ in range(2):
+            optimizer.begin(zeros)
+            assert small.grad is None  # its master takes what backward gives
+            laid_out = [w.grad for w in weights]
+            assert all((g is not None and not g.any()) if zeros else g is None for g in laid_out)
+            for weight, grad in zip((*weights, small), ([[3.0, 4.0]], [1.0], [2.0]), strict=True):
+                backward(weight, grad)
+            assert not zeros or all(w.grad is g for w, g in zip(weights, laid_out, strict=True))
+            optimizer.step()
+            assert all(w.grad is None for w in weights)
+        updated.append([w.detach().clone() for w in (*weights, small)])
+    assert all(torch.equal(a, b) for a, b in zip(*updated, strict=True))
+
+
 def test_weight_decay_acts_on_matrices_only():
     matrix, vector = parameter([[1.0]], torch.float32), parameter([1.0], torch.float32)
     config = OptimizerConfig(lr=0.1, weight_decay=0.5)
