@@ -167,4 +167,4 @@ def score(
     return logprobs, entropies, normalisers
 
 
-KERNELS = Kernels(multiply, normalise, gate, attend, score)
+KERNELS = Kernels(multiply, normalise, attend, score)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lagzero.native.decoder import layer_linears
-from lagzero.native.kernels import KERNELS
+from lagzero.native.kernels import KERNELS, gate
 from lagzero.numerics.exact import install
 from lagzero.numerics.rows import embed_forward, linear_forward, mlp_forward, norm_forward
 
@@ -27,4 +27,4 @@ def install_rows(policy: Any) -> None:
             norms += [layer.self_attn.q_norm, layer.self_attn.k_norm]
         for norm in norms:
             install(norm, norm_forward, (KERNELS, eps))
-        install(layer.mlp, mlp_forward, KERNELS)
+        install(layer.mlp, mlp_forward, gate)

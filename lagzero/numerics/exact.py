@@ -67,14 +67,12 @@ class Kernels:
 
     multiply(inputs [..., K], weight [M, K], bias [M] or None, wide) gives inputs W^T + bias
     [..., M], in float32 with ``wide``; normalise(x [..., K], weight [K], eps) gives
-    weight * x / sqrt(mean(x^2) + eps); gate(gates, ups [..., K]) gives silu(gates) * ups;
-    attend(query [T, H, E], keys, values [P, G, S, E], places, scale, window) gives
-    softmax(scale query key^T) value [T, H, E] from pages of S tokens.
+    weight * x / sqrt(mean(x^2) + eps); attend(query [T, H, E], keys, values [P, G, S, E], places,
+    scale, window) gives softmax(scale query key^T) value [T, H, E] from pages of S tokens.
     """
 
     multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, bool], torch.Tensor]
     normalise: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
-    gate: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     attend: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor, Places, float, int | None], torch.Tensor
     ]

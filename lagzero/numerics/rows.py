@@ -113,11 +113,14 @@ class _Normalise(torch.autograd.Function):
         return to_inputs.to(inputs.dtype), to_weight, None, None
 
 
+Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
 class _Gate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gates: torch.Tensor, ups: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+    def forward(ctx: Any, gates: torch.Tensor, ups: torch.Tensor, gate: Gate) -> torch.Tensor:
         ctx.save_for_backward(gates, ups)
-        return kernels.gate(gates, ups)
+        return gate(gates, ups)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -237,9 +240,9 @@ def norm_forward(module: Any, how: tuple[Kernels, float], inputs: torch.Tensor) 
     return _Normalise.apply(inputs, module.weight, eps, kernels)
 
 
-def mlp_forward(module: Any, kernels: Kernels, inputs: torch.Tensor) -> torch.Tensor:
-    """Run down(silu(gate(x)) * up(x))."""
+def mlp_forward(module: Any, gate: Gate, inputs: torch.Tensor) -> torch.Tensor:
+    """Run down(silu(gate(x)) * up(x)). ``gate(gates, ups)`` returns silu(gates) * ups."""
     gates, ups = module.gate_proj(inputs), module.up_proj(inputs)
     if not torch.is_grad_enabled():
-        return module.down_proj(kernels.gate(gates, ups))
-    return module.down_proj(_Gate.apply(gates, ups, kernels))
+        return module.down_proj(gate(gates, ups))
+    return module.down_proj(_Gate.apply(gates, ups, gate))

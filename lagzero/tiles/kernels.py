@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -84,11 +83,6 @@ def normalise(inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     grid = (rows.numel() // size,)
     _normalise[grid](rows, weight.contiguous(), out, size, eps, triton.next_power_of_2(size))
     return out
-
-
-def gate(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
-    """Return silu(gates) * ups, [..., K]; torch's, which goes number by number."""
-    return F.silu(gates) * ups
 
 
 @triton.jit(do_not_specialize=("width", "window"))
@@ -195,4 +189,4 @@ def score(
     return results[0], results[1], results[2]
 
 
-KERNELS = Kernels(multiply, normalise, gate, attend, score)
+KERNELS = Kernels(multiply, normalise, attend, score)

@@ -32,7 +32,7 @@ _SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 4096,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
@@ -121,6 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lora", action="store_true", help="with adapters of rank 8")
     parser.add_argument("--numerics", choices=["exact", "fast"], default="exact")
     parser.add_argument("--decoder", choices=["auto", "native", "torch"], default="auto")
+    parser.add_argument("--longest-prompt", type=int, default=90, help="tokens")
+    parser.add_argument("--longest-response", type=int, default=48, help="tokens")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1")
     parser.add_argument("--fp32-head", action="store_true")
     parser.add_argument("--still", action="store_true", help="without changes of weights")
@@ -134,6 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A round's memory is bounded: each version's weights are kept.
     traffic = Traffic(
         min(options.tokens, 2500),
+        options.longest_prompt,
+        options.longest_response,
         num_open=min(30, 2 + options.tokens // 50),
         most_running=80,
         weight_change=0.0 if options.still else 0.03,

@@ -82,7 +82,7 @@ def test_norms_and_their_gradients_are_those_of_the_module(dtype):
 def test_gated_activations_and_their_gradients_are_those_of_silu(dtype):
     parts = 3 * random(6, 64, dtype=dtype), random(6, 64, dtype=dtype, seed=1)
     wanted = gradients(lambda gate, up: F.silu(gate) * up, *parts)
-    found = gradients(lambda gate, up: rows._Gate.apply(gate, up, kernels.KERNELS), *parts)
+    found = gradients(lambda gate, up: rows._Gate.apply(gate, up, kernels.gate), *parts)
     for one, other in zip(found, wanted, strict=True):
         close(one, other, dtype)
 
