@@ -330,10 +330,14 @@ class Engine:
         self._full = True
         self.num_evicted += 1
 
+    def _written(self, running: Running) -> float:
+        """Return the tokens of its round so far, which may round to -1e-16 where it only began."""
+        return max(running[2][2] - (running[0] - self._count), 0.0)
+
     def _cut(self, running: Running, now: float) -> Waiting:
         """Stop a rollout in the middle of its round; it waits without its cache then."""
         visit, rollout, length, rest, context, _ = running[2]
-        written = length - (running[0] - self._count)
+        written = self._written(running)
         self._settle(running, written, now)
         return visit, rollout, length - written, rest, context + written, True
 
@@ -348,7 +352,7 @@ class Engine:
 
     def _bury(self, now: float) -> None:
         for each in self._take(self._dead):
-            self._settle(each, each[2][2] - (each[0] - self._count), now)
+            self._settle(each, self._written(each), now)
         self._dead.clear()
 
     def _hand_over(self, now: float, visits: Set[Visit], receive: Receive) -> None:

@@ -495,3 +495,12 @@ def test_weights_travel_after_every_nth_step():
     assert [each.at_s for each in result.steps] == [5, 6, 9, 14, 15, 18]
     assert [each.metrics["lag/max"] for each in result.steps] == [0, 1, 2, 0, 1, 2]
     assert result.lag_groups == {0: 2, 1: 2, 2: 2}
+
+
+def test_a_rollout_that_is_given_up_where_it_begins_wrote_nothing():
+    """Its tokens are a difference of the engine's counts, which rounding made -1e-16 here."""
+    keys = {"steps": 1, "groups_per_step": 1, "group_size": 1, "window": 2, "extra_groups": 1}
+    keys |= {"surplus": "drop", "lengths": "exponential:mean=30", "lanes": 1, "max_running": 1}
+    for seed in range(40):
+        of = with_keys(Scenario(), [(n, str(v)) for n, v in (keys | {"seed": seed}).items()])
+        assert simulate(of).lost_share >= 0

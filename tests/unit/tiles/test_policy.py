@@ -40,7 +40,12 @@ def policy_on(device: torch.device, family: str, dtype: torch.dtype) -> Policy:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("llama", torch.float32), ("qwen3", torch.bfloat16)], ids=str
+    ("family", "dtype"),
+    [
+        ("llama", torch.float32),
+        pytest.param("qwen3", torch.bfloat16, marks=pytest.mark.long),
+    ],
+    ids=str,
 )
 def test_sampled_and_trained_log_probs_are_the_same(device, family: str, dtype: torch.dtype):
     fast = policy_on(device, family, dtype)
@@ -54,6 +59,7 @@ def test_sampled_and_trained_log_probs_are_the_same(device, family: str, dtype: 
     assert 0 < gap < (1e-4 if dtype == torch.float32 else 1.0)
 
 
+@pytest.mark.long
 def test_they_are_with_adapters(device):
     policy = add_lora(policy_on(device, "llama", torch.float32), LoraConfig(rank=4))
     for parameter in policy.trainable().values():  # a new adapter would change nothing
