@@ -147,8 +147,8 @@ class Optimizer:
     def begin(self, zeros: bool = False) -> None:
         """Drop all gradients. With ``zeros`` float32 parameters get new ones, of zeros.
 
-        Those lie in memory of their own, which goes back to the system when they are dropped: among
-        blocks that come and go with each row they would leave holes as large as the weights.
+        Those lie in memory of their own, which goes back to the system when they are dropped: so
+        nothing of them is left while a step samples.
         """
         self.clear()
         owners = [m for n, m in self._masters.items() if zeros and m is self._parameters[n]]
