@@ -312,22 +312,10 @@ class PagedPlan:
 class KernelPlan:
     """Attention of one engine step by kernels that follow page tables; see ``PagedPlan``."""
 
-    def __init__(
-        self, cache: KVCache, works: Sequence[Work], device: torch.device, kernels: Kernels
-    ):
-        self._cache, self._kernels = cache, kernels
-        size = cache.page_size
-        tables = [w.sequence.pages[: -(-(w.start + w.count) // size)] for w in works]
-        width = max(map(len, tables))
-        positions = [p for w in works for p in range(w.start, w.start + w.count)]
-        sequences = [number for number, w in enumerate(works) for _ in range(w.count)]
-        self._places = Places(
-            torch.tensor(positions, device=device),
-            torch.tensor(sequences, device=device),
-            torch.tensor([each + [0] * (width - len(each)) for each in tables], device=device),
-        )
-        pages = self._places.tables[self._places.sequences, self._places.positions // size]
-        self._to = pages, self._places.positions % size
+    def __init__(self, cache: KVCache, places: Places, kernels: Kernels):
+        self._cache, self._places, self._kernels = cache, places, kernels
+        pages = places.tables[places.sequences, places.positions // cache.page_size]
+        self._to = pages, places.positions % cache.page_size
 
     def attend(
         self,

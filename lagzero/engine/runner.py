@@ -11,7 +11,7 @@ from lagzero.engine.attention import KernelPlan, KVCache, PagedPlan, ShapeProbe
 from lagzero.engine.scheduler import Work
 from lagzero.native.decoder import Decoder, row_of
 from lagzero.numerics.attention import AttentionPlan
-from lagzero.numerics.exact import ExactNumerics
+from lagzero.numerics.exact import ExactNumerics, Places
 
 
 class PolicyModel(Protocol):
@@ -71,15 +71,18 @@ def run(policy: PolicyModel, cache: KVCache, works: Sequence[Work]) -> torch.Ten
         ids.extend(work.ids)
         positions.extend(range(work.start, work.start + work.count))
         samples.extend(range(len(ids) - work.num_sampling, len(ids)))
-    if policy.native is not None:
+    device, exact = policy.device, policy.exact
+    kernels = None if exact is None else exact.kernels
+    if policy.native is None and kernels is None:
+        plan = PagedPlan(cache, works, device, exact)
+    else:
         pages = [w.sequence.pages[: -(-(w.start + w.count) // cache.page_size)] for w in works]
         row = row_of(ids, positions, samples, [w.count for w in works], pages)
-        return policy.native.logits(cache.keys, cache.values, cache.page_size, row)
-    device, exact = policy.device, policy.exact
-    if exact is not None and exact.kernels is not None:
-        plan = KernelPlan(cache, works, device, exact.kernels)
-    else:
-        plan = PagedPlan(cache, works, device, exact)
+        if policy.native is not None:
+            return policy.native.logits(cache.keys, cache.values, cache.page_size, row)
+        assert kernels is not None
+        where = (each.to(device) for each in (row.positions, row.sequences, row.tables))
+        plan = KernelPlan(cache, Places(*where), kernels)
     with torch.inference_mode():
         hidden = policy.hidden(
             torch.tensor(ids, device=device),
