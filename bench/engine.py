@@ -67,7 +67,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--peers", help="of engine,profile,generate,vllm,llamacpp, by commas")
     parser.add_argument(
-        "--engine-weights", default="same", help="engine.weights: same,int8, ..., by commas"
+        "--engine-weights",
+        default="same",
+        help="engine.weights: same,int8, ..., by commas; int16 is model.products",
     )
     parser.add_argument("--vllm-python", metavar="PATH", help="python of vLLM's environment")
     parser.add_argument("--llamacpp-python", metavar="PATH", help="python with llama_cpp")
@@ -157,7 +159,8 @@ def summary(options: argparse.Namespace, job: peers.Job, runs: Runs) -> dict[str
         for peer, done in runs.items()
     }
     profiles = {run["figures"]["tok_per_s"]: run for run in runs.get("profile", [])}
-    engine = figures.get("engine", figures.get("profile"))
+    engines = [peer for peer in figures if peer.partition("-")[0] in ("engine", "profile")]
+    engine = figures[engines[0]] if engines else None  # the first of several
     return {
         "machine": {
             "processor": processor(),

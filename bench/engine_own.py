@@ -52,7 +52,8 @@ def generate(policy: Any, job: peers.Job) -> tuple[peers.Rollout, float]:
 def make_engine(job: peers.Job, peer: str) -> Any:
     """Return a run's engine, in which all sequences run at once and none waits for pages.
 
-    What follows ``engine-`` in the peer's name is how it stores the weights: ``engine.weights``.
+    What follows ``engine-`` in the peer's name is how it stores the weights, ``engine.weights``,
+    or int16: what it multiplies in, ``model.products``.
     """
     from lagzero.runtime.collector import without_collector
 
@@ -67,11 +68,15 @@ def serve(job: peers.Job, peer: str) -> Any:
 
     num = job.num_sequences
     engine: dict[str, Any] = {"max_running": num, "kv_cache_tokens": num * (job.longest + 32)}
-    if "-" in peer:
-        engine["weights"] = peer.split("-")[1]
+    model: dict[str, Any] = {"path": job.folder, "dtype": job.dtype, "device": "cpu"}
+    kind = peer.partition("-")[2]
+    if kind == "int16":
+        model["products"] = kind
+    elif kind:
+        engine["weights"] = kind
     config = parse_config(
         {
-            "model": {"path": job.folder, "dtype": job.dtype, "device": "cpu"},
+            "model": model,
             "engine": engine,
             "rollout": {"max_new_tokens": job.max_new_tokens},
             "data": {"train": [{"kind": "arithmetic", "size": 1}]},

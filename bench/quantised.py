@@ -1,16 +1,17 @@
-"""What an engine with 8-bit linear layers costs in time and in mismatch, as a Markdown table.
+"""What an engine of fewer bits costs in time and in mismatch, as a Markdown table.
 
-    python bench/quantised.py               float32 against int8 and fp8 weights, in one process
+    python bench/quantised.py   float32 against int16 products, int8 and fp8 weights, in one process
 
 Each engine samples the same chat prompts at temperature 1, in turn; seconds are medians over the
-repeats. The trainer scores what was sampled with its own weights and, with ``rounded``, with
-train.rounded_weights; d = log p (trainer) - log p (sampler) of each sampled token, and KL is the
-mean of e^d - 1 - d.
+repeats. The trainer scores what was sampled as it is and, with ``alike``, as the engine computes:
+by train.rounded_weights, or model.products: int16. d = log p (trainer) - log p (sampler) of each
+sampled token, and KL is the mean of e^d - 1 - d.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 from typing import Any
 
@@ -40,7 +41,8 @@ def main() -> None:
     quiet_libraries()
     policy = exact.load(options, options.dtype)
     engines = {kind: quantised_copy(policy, kind, None) for kind in KINDS}
-    engines = {"same": policy, "same (torch)": policy.cast_copy(policy.dtype), **engines}
+    copy = policy.cast_copy(policy.dtype)
+    engines = {"same": policy, "same (torch)": copy, "int16": of_integers(copy), **engines}
     decoders = dict.fromkeys(engines, "torch")
     for name, engine in engines.items():
         if not name.endswith("(torch)") and make_native(engine) is None:
@@ -56,8 +58,8 @@ def main() -> None:
     for name, sampled in samples.items():
         start = f"| {name} | {decoders[name]} | {statistics.median(seconds[name]):.1f} s |"
         print(start, cells("as it is", gaps_of(policy, sampled)), flush=True)
-        if name in KINDS:
-            print(start, cells("rounded", gaps_of(rounded(policy, name), sampled)), flush=True)
+        if name in KINDS or name == "int16":
+            print(start, cells("alike", gaps_of(alike(policy, name), sampled)), flush=True)
 
 
 def cells(trainer: str, gaps: np.ndarray) -> str:
@@ -66,11 +68,19 @@ def cells(trainer: str, gaps: np.ndarray) -> str:
     return f"{trainer} | {size.mean():.2g} | {size.max():.2g} | {kl:.1g} | {len(gaps)} |"
 
 
-def rounded(policy: Any, kind: Any) -> Any:
-    """Return a copy that computes as a trainer with train.rounded_weights does."""
+def of_integers(policy: Any) -> Any:
+    """Return a policy with model.products: int16, of the same module."""
+    return dataclasses.replace(policy, products="int16", native=None)
+
+
+def alike(policy: Any, kind: Any) -> Any:
+    """Return a copy that computes as a trainer does that rounds as its engine does."""
+    from lagzero.train.exactness import make_exact
     from lagzero.train.quantised import compute_with_rounded
 
     trainer = policy.cast_copy(policy.dtype)
+    if kind == "int16":
+        return make_exact(of_integers(trainer))
     compute_with_rounded(trainer, kind)
     return trainer
 

@@ -33,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
+    parser.add_argument("--products", default="same", choices=("same", "int16"), help="of lagzero")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -56,7 +57,10 @@ def main() -> None:
         for peer, done in runs.items():
             if peer == "lagzero":
                 own = [*sizes, f"--model={options.model}", f"--dtype={dtype}", "--measure"]
-                own.append(f"--micro-batch-tokens={options.micro_batch_tokens}")
+                own += [
+                    f"--micro-batch-tokens={options.micro_batch_tokens}",
+                    f"--products={options.products}",
+                ]
                 done.append(peers.child(__file__, own))
             else:
                 theirs = [*sizes, f"--folder={_folder(options.model)}", f"--dtype={dtype}"]
@@ -160,7 +164,11 @@ def measure_step(options: argparse.Namespace) -> dict[str, float]:
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     return {
-        "model": {"path": options.model, "dtype": options.dtype},
+        "model": {
+            "path": options.model,
+            "dtype": options.dtype,
+            "products": options.products,
+        },
         "data": {"train": [{"kind": "arithmetic", "size": 1}]},
         "score": {"rewards": [{"use": "number_answer"}]},
         "rollout": {"group_size": options.samples, "max_new_tokens": options.max_new_tokens},

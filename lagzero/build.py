@@ -116,6 +116,8 @@ def build_policy(config: Config) -> Policy:
 
 def _with_numerics(config: Config, policy: Policy) -> Policy:
     engine = config.engine
+    if config.model.products == "int16":
+        return make_exact(policy, decoder="native")
     match config.model.numerics:
         case "exact":
             apart = config.placement.kind != "colocated"
@@ -254,7 +256,8 @@ def _critic(config: Config, policy: Policy) -> Critic | None:
 
 def _critic_trunk(config: Config, path: str | None, policy: Policy) -> Policy:
     """Load the critic's own model, with adapters of its own where the policy has some."""
-    fast = config.model.model_copy(update={"numerics": "fast"})  # nothing samples from it
+    model = {"numerics": "fast", "products": "same"}  # nothing samples from it
+    fast = config.model.model_copy(update=model)
     whole = config.train.model_copy(update={"rounded_weights": False})
     config = config.model_copy(update={"model": fast, "train": whole})
     if path is None:

@@ -23,7 +23,7 @@ from lagzero.config import Config
 from lagzero.engine.attention import KVCache
 from lagzero.engine.engine import Engine, EngineCounters, EngineLimits
 from lagzero.engine.request import Sampling
-from lagzero.engine.runner import probe_kv_shapes
+from lagzero.engine.runner import cache_dtype, probe_kv_shapes
 from lagzero.engine.speculation import DraftProposer, NgramProposer, Speculation
 from lagzero.errors import LagzeroError
 from lagzero.generate.native_backend import NativeBackend
@@ -359,7 +359,7 @@ def _engine_limits(config: Config, policy: Policy) -> EngineLimits:
     tokens = engine.kv_cache_tokens
     if tokens is None:
         shapes = probe_kv_shapes(policy).shapes
-        per_token = KVCache.bytes_per_token(shapes, policy.dtype)
+        per_token = KVCache.bytes_per_token(shapes, cache_dtype(policy))
         share = engine.kv_cache_share / config.placement.engines
         tokens = int(free_bytes(policy.device) * share) // per_token
     return EngineLimits(

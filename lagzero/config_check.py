@@ -49,6 +49,7 @@ def check(config: Config, *, training: bool = True) -> list[str]:
         *_score(config),
         *advantage_problems(config),
         *loss_problems(config),
+        *_products(config),
         *_rounded_weights(config),
         *_optimizer(config),
     ]
@@ -214,6 +215,28 @@ def _score(config: Config) -> Iterator[str]:
             "score.rewards: every weight is 0, so there is nothing to learn; give one a weight, or "
             "name a teacher (model.reference, with loss.kl.coefficient above 0)"
         )
+
+
+def _products(config: Config) -> Iterator[str]:
+    """What trainer and engine would not both compute by 16-bit integers."""
+    model, engine = config.model, config.engine
+    if model.products == "same":
+        return
+    others = (
+        (model.numerics == "fast", "model.numerics: fast", "exact or auto"),
+        (model.lora is not None, "model.lora", "null"),
+        (engine.decoder == "torch", "engine.decoder: torch", "auto"),
+        (engine.dtype not in ("same", model.dtype), f"engine.dtype: {engine.dtype}", "same"),
+        (engine.weights != "same", f"engine.weights: {engine.weights}", "same"),
+        (model.device.startswith("cuda"), f"model.device: {model.device}", "cpu"),
+    )
+    for asked, what, instead in others:
+        if asked:
+            yield (
+                f"model.products: {model.products} multiplies in C, in trainer and engine alike, "
+                f"which {what} does not; set {what.split(':')[0]}: {instead}, or model.products: "
+                "same"
+            )
 
 
 def _rounded_weights(config: Config) -> Iterator[str]:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from lagzero.engine.scheduler import Work
+from lagzero.native.kernels import cache_shape
 from lagzero.numerics.exact import BLOCK, ExactNumerics, Kernels, Places
 from lagzero.numerics.exact_attention import attend_exactly
 from lagzero.numerics.memory import lazy_zeros
@@ -48,7 +49,10 @@ class ShapeProbe:
 
 
 class KVCache:
-    """Keys and values of every layer, [P, K, S, D] each: a head's tokens of a page lie together."""
+    """Keys and values of every layer, [P, K, S, D] each: a head's tokens of a page lie together.
+
+    Of int16 they have the shape that ``cache_shape`` says.
+    """
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class KVCache:
         def make(shape: KVShape) -> torch.Tensor:
             # Zeros: a masked slot is still multiplied by 0, and 0 * NaN is NaN.
             size = (num_pages, shape.num_heads, page_size, shape.head_size)
-            return lazy_zeros(size, dtype, device)
+            return lazy_zeros(cache_shape(dtype, *size), dtype, device)
 
         self.keys = {layer: make(shape) for layer, shape in shapes.items()}
         self.values = {layer: make(shape) for layer, shape in shapes.items()}
@@ -71,7 +75,8 @@ class KVCache:
     @staticmethod
     def bytes_per_token(shapes: dict[int, KVShape], dtype: torch.dtype) -> int:
         """Bytes that one token takes in all layers."""
-        return sum(2 * s.num_heads * s.head_size for s in shapes.values()) * dtype.itemsize
+        sizes = (cache_shape(dtype, s.num_heads, s.head_size) for s in shapes.values())
+        return sum(2 * math.prod(each) for each in sizes) * dtype.itemsize
 
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy pages (from, to); all are read before any is written."""

@@ -19,7 +19,7 @@ import torch
 from lagzero.engine.attention import KVCache
 from lagzero.engine.blocks import PagePool
 from lagzero.engine.request import Completion, Request, Sequence
-from lagzero.engine.runner import PolicyModel, probe_kv_shapes, run
+from lagzero.engine.runner import PolicyModel, cache_dtype, probe_kv_shapes, run
 from lagzero.engine.sampler import sample, uniforms
 from lagzero.engine.scheduler import Scheduler
 from lagzero.engine.speculation import Speculation
@@ -190,9 +190,8 @@ class Engine:
         schedule = scheduler.schedule(self.version, proposals)
         if self._cache is None:
             pool = scheduler.pool
-            self._cache = KVCache(
-                self._shapes, pool.num_pages, pool.page_size, self.policy.dtype, self.policy.device
-            )
+            kept = pool.num_pages, pool.page_size, cache_dtype(self.policy)
+            self._cache = KVCache(self._shapes, *kept, self.policy.device)
         self._cache.copy_pages(schedule.copies)
         logits = run(self.policy, self._cache, schedule.work)
         self._num_steps += 1
@@ -302,6 +301,8 @@ class Engine:
         """
         self.version = version
         self._scheduler.weights_changed()
+        if self.policy.native is not None:
+            self.policy.native.weights_changed()
 
     def forget_prefixes(self) -> None:
         """Let later requests find no cached prefix. Nothing else changes, and no round ends."""
@@ -317,6 +318,8 @@ class Engine:
         if release:
             self._scheduler.drop_all_pages()
             self._cache = None
+            if self.policy.native is not None:
+                self.policy.native.release()
             if self._speculation is not None:
                 self._speculation.proposer.release()
 

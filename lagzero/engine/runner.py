@@ -62,6 +62,11 @@ def probe_kv_shapes(policy: PolicyModel) -> ShapeProbe:
     return probe
 
 
+def cache_dtype(policy: PolicyModel) -> torch.dtype:
+    """Return the type of the keys and values that ``run`` caches."""
+    return policy.dtype if policy.native is None else policy.native.cache_dtype
+
+
 def run(policy: PolicyModel, cache: KVCache, works: Sequence[Work]) -> torch.Tensor:
     """Compute ``works`` and return the logits [N, V] of the ids that a token is sampled behind."""
     ids: list[int] = []

@@ -25,7 +25,7 @@ import torch
 from lagzero.engine.attention import KVCache
 from lagzero.engine.blocks import PagePool
 from lagzero.engine.request import Sequence
-from lagzero.engine.runner import PolicyModel, probe_kv_shapes, run
+from lagzero.engine.runner import PolicyModel, cache_dtype, probe_kv_shapes, run
 from lagzero.engine.sampler import NonFiniteLogits, sample, uniforms
 from lagzero.engine.scheduler import Work
 from lagzero.errors import LagzeroError
@@ -184,9 +184,8 @@ class DraftProposer:
         """Append one token to each mirror."""
         if self._cache is None:
             pool, draft = self._pool, self._draft
-            self._cache = KVCache(
-                self._shapes, pool.num_pages, pool.page_size, draft.dtype, draft.device
-            )
+            kept = pool.num_pages, pool.page_size, cache_dtype(draft)
+            self._cache = KVCache(self._shapes, *kept, draft.device)
         writing.sort(key=lambda mirror: mirror.num_pending > 1)
         works = [Work(m, m.num_computed, m.num_pending) for m in writing]
         logits = run(self._draft, self._cache, works)[:, : self._num_ids]

@@ -9,14 +9,6 @@
  */
 #include "rows.h"
 
-#if PAIRED
-static void as_pairs(const float *x, long size, uint16_t *pairs) {
-    for (long i = 0; i < size; i++) store_one(pairs, i, x[i], BF16);
-}
-#else
-#define as_pairs(x, size, pairs) ((void)0)
-#endif
-
 /* x = x + more, rounded; then its norm. */
 static void add_normalise(float *x, const float *more, const void *weight, long size, float eps,
                           int type, float *to) {
@@ -41,6 +33,11 @@ static long scratch_row(const Model *of) {
            + (widest > of->inner ? widest : of->inner);
 }
 
+/* x [size] and, in as much space, what it becomes for a product: its numbers take half of that. */
+static Inputs narrowed(const float *x, float *space, long size) {
+    return (Inputs){x, (uint16_t *)space, space + (size + 1) / 2};
+}
+
 /* Floats of ``Step.scratch``. */
 long scratch_floats(const Model *of, const Step *step) {
     long shared = scratch_row(of) * step->num_tokens + of->hidden * step->num_sampled * 2;
@@ -61,9 +58,14 @@ static void place_token(const Model *of, const Layer *layer, const Step *step, l
     }
     for (long h = 0; h < of->kv_heads; h++) {
         float *head = key + h * E;
+        const long start = (page * of->kv_heads + h) * page_numbers(of), slot = start + at % P * E;
         if (layer->norm_key) normalise(head, layer->norm_key, E, of->eps, type, head);
         rotate(head, cosine, sine, E, type);
-        long slot = ((page * of->kv_heads + h) * P + at % P) * E;
+        if (of->cache == INT16) {
+            keep(of, head, layer->keys, start, at % P);
+            keep(of, value + h * E, layer->values, start, at % P);
+            continue;
+        }
         for (long i = 0; i < E; i++) {
             store_one(layer->keys, slot + i, head[i], type);
             store_one(layer->values, slot + i, value[h * E + i], type);
@@ -80,7 +82,10 @@ void forward(const Model *of, const Step *step) {
     float *key = query + T * Q, *value = key + T * KV, *attended = value + T * KV;
     float *gate = attended + T * Q, *up = gate + T * F, *spare = up + T * F;
     float *picked = step->scratch + T * scratch_row(of), *attention = picked + N * D * 2;
-    uint16_t *pairs = (uint16_t *)spare; /* inputs of the next product as bfloat16 */
+    const Inputs to_attention = narrowed(normed, spare, T * D);
+    const Inputs to_out = narrowed(attended, spare, T * Q);
+    const Inputs to_mlp = to_attention, to_down = narrowed(gate, spare, T * F);
+    const Inputs to_head = narrowed(picked, picked + N * D, N * D);
 #pragma omp parallel num_threads((int)step->num_threads)
     {
         float *own = attention + omp_get_thread_num() * attention_scratch(of, step);
@@ -94,45 +99,44 @@ void forward(const Model *of, const Step *step) {
             for (long t = 0; t < T; t++) {
                 add_normalise(x + t * D, number ? more + t * D : 0, layer->norm_in, D, of->eps,
                               type, normed + t * D);
-                as_pairs(normed + t * D, D, pairs + t * D);
+                narrow(&layer->query, to_attention, t);
             }
-            multiply(&layer->query, T, normed, pairs, query, type);
-            multiply(&layer->key, T, normed, pairs, key, type);
-            multiply(&layer->value, T, normed, pairs, value, type);
+            multiply(&layer->query, T, to_attention, query, type);
+            multiply(&layer->key, T, to_attention, key, type);
+            multiply(&layer->value, T, to_attention, value, type);
 #pragma omp barrier
 #pragma omp for schedule(static)
             for (long t = 0; t < T; t++)
                 place_token(of, layer, step, t, query + t * Q, key + t * KV, value + t * KV);
             attend_all(of, layer, step, query, own, attended);
 #pragma omp for schedule(static)
-            for (long t = 0; t < T; t++) as_pairs(attended + t * Q, Q, pairs + t * Q);
-            multiply(&layer->out, T, attended, pairs, more, type);
+            for (long t = 0; t < T; t++) narrow(&layer->out, to_out, t);
+            multiply(&layer->out, T, to_out, more, type);
 #pragma omp barrier
 #pragma omp for schedule(static)
             for (long t = 0; t < T; t++) {
                 add_normalise(x + t * D, more + t * D, layer->norm_mlp, D, of->eps, type,
                               normed + t * D);
-                as_pairs(normed + t * D, D, pairs + t * D);
+                narrow(&layer->gate, to_mlp, t);
             }
-            multiply(&layer->gate, T, normed, pairs, gate, type);
-            multiply(&layer->up, T, normed, pairs, up, type);
+            multiply(&layer->gate, T, to_mlp, gate, type);
+            multiply(&layer->up, T, to_mlp, up, type);
 #pragma omp barrier
 #pragma omp for schedule(static)
             for (long t = 0; t < T; t++) {
                 gated(gate + t * F, up + t * F, F, type, gate + t * F);
-                as_pairs(gate + t * F, F, pairs + t * F);
+                narrow(&layer->down, to_down, t);
             }
-            multiply(&layer->down, T, gate, pairs, more, type);
+            multiply(&layer->down, T, to_down, more, type);
 #pragma omp barrier
         }
 #pragma omp for schedule(static)
         for (long n = 0; n < N; n++) {
             long t = step->sampled[n];
-            float *to = picked + n * D;
-            add_normalise(x + t * D, more + t * D, of->norm_final, D, of->eps, type, to);
-            as_pairs(to, D, (uint16_t *)(picked + N * D) + n * D);
+            add_normalise(x + t * D, more + t * D, of->norm_final, D, of->eps, type,
+                          picked + n * D);
+            narrow(&of->head, to_head, n);
         }
-        multiply(&of->head, N, picked, (uint16_t *)(picked + N * D), step->logits,
-                 of->wide_head ? F32 : type);
+        multiply(&of->head, N, to_head, step->logits, of->wide_head ? F32 : type);
     }
 }

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from lagzero.native.kernels import Packed, cache_shape, linear, pack
 from lagzero.native.library import NotBuilt, library
 from lagzero.native.structures import LINEARS, TYPES, Layer, Linear, Model, Step
 from lagzero.numerics.packed import PackedPlan
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _PAIRS = 32  # inputs of a product come in so many at once
+_LARGEST_HEAD = 256  # numbers that share a step as integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ def why_not(policy: Any) -> str | None:
     sizes = {layer.self_attn.head_dim for layer in module.model.layers}
     if len(sizes) != 1 or next(iter(sizes)) % 16:
         return f"head sizes {sorted(sizes)} are not one multiple of 16"
+    if policy.products == "int16" and max(sizes) > _LARGEST_HEAD:
+        return f"int16 products know head sizes up to {_LARGEST_HEAD}, not {max(sizes)}"
     inputs = {linear.weight.shape[1] for linear in _linears(module)}
     if any(each % _PAIRS for each in inputs):
         return f"products have {sorted(inputs)} inputs, not multiples of {_PAIRS}"
@@ -81,9 +85,10 @@ def layer_linears(layer: Any) -> list[Any]:
 
 
 class Decoder:
-    """Runs one policy. Between two steps its parameters may change, in place or with their storage.
+    """Runs one policy.
 
-    ``policy`` is one for which ``why_not`` says nothing.
+    Between two steps its parameters may change, in place or with their storage: if they do,
+    ``weights_changed`` must follow. ``policy`` is one for which ``why_not`` says nothing.
     """
 
     def __init__(self, policy: Any):
@@ -95,12 +100,26 @@ class Decoder:
         self._parameters = list(policy.module.parameters())
         self._places: list[int] = []  # page size, parameters, cache: what ``_model`` was made of
         self._model = Model()
+        self._packed: dict[int, Packed] = {}  # of int16 products, by the number of a linear layer
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Type of keys and values."""
+        return torch.int16 if self._policy.products == "int16" else self._policy.dtype
+
+    def weights_changed(self) -> None:
+        """Say that the parameters have other values than in the step before."""
+        self._places = []
+
+    def release(self) -> None:
+        """Give back what the next step can make again."""
+        self._places, self._packed, self._scratch = [], {}, torch.empty(0)
 
     def logits(self, keys: Any, values: Any, page_size: int, row: Row) -> torch.Tensor:
         """Compute a row; return logits [N, V] in float32.
 
-        ``keys`` and ``values`` are the cache of each layer, [pages, K, page_size, E]; those of the
-        row's tokens are written there.
+        ``keys`` and ``values`` are the cache of each layer, [pages, K, page_size, E] as
+        ``cache_shape`` says; those of the row's tokens are written there.
         """
         policy = self._policy
         with torch.inference_mode():
@@ -134,6 +153,7 @@ class Decoder:
         """Point at the weights where they are now."""
         policy = self._policy
         module, config = policy.module, policy.module.config
+        head, *linears = (self._linear(*each) for each in enumerate(_linears(module)))
         layers = (Layer * len(module.model.layers))()
         for number, (layer, to) in enumerate(zip(module.model.layers, layers, strict=True)):
             attention = layer.self_attn
@@ -142,8 +162,9 @@ class Decoder:
             if config.model_type == "qwen3":
                 to.norm_query = attention.q_norm.weight.data_ptr()
                 to.norm_key = attention.k_norm.weight.data_ptr()
-            for name, linear in zip(LINEARS, layer_linears(layer), strict=True):
-                setattr(to, name, _linear(linear))
+            own = linears[number * len(LINEARS) : (number + 1) * len(LINEARS)]
+            for name, each in zip(LINEARS, own, strict=True):
+                setattr(to, name, each)
             to.keys, to.values = keys[number].data_ptr(), values[number].data_ptr()
             where = config if config.model_type == "mistral" else attention
             to.window = getattr(where, "sliding_window", None) or 0
@@ -152,7 +173,7 @@ class Decoder:
             layers,
             module.get_input_embeddings().weight.data_ptr(),
             module.model.norm.weight.data_ptr(),
-            _linear(module.get_output_embeddings()),
+            head,
             len(layers),
             config.hidden_size,
             config.intermediate_size,
@@ -161,22 +182,17 @@ class Decoder:
             first.head_dim,
             page_size,
             TYPES[policy.dtype],
+            TYPES[self.cache_dtype],
             int(policy.fp32_head),
             config.rms_norm_eps,
             first.scaling,
         )
 
-
-def _linear(module: Any) -> Linear:
-    weight, bias, scale = module.weight, module.bias, getattr(module, "scale", None)
-    return Linear(
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        None if scale is None else scale.data_ptr(),
-        weight.shape[0],
-        weight.shape[1],
-        TYPES[weight.dtype],
-    )
+    def _linear(self, number: int, module: Any) -> Linear:
+        packed = None
+        if self._policy.products == "int16":
+            packed = self._packed[number] = pack(module.weight.detach(), self._packed.get(number))
+        return linear(module.weight, module.bias, getattr(module, "scale", None), packed)
 
 
 def row_of(
@@ -200,8 +216,9 @@ def row_of(
 
 _CHECKED = 8  # tokens
 # Mean gap of a logit, in standard deviations of the logits; a wrong formula makes it about 1. What
-# rounding makes of it was 3e-6 and 0.06 (SmolLM2-135M, 30 layers).
+# rounding makes of it was 3e-6 and 0.06, by products of integers 1e-3 (SmolLM2-135M, 30 layers).
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+_TOLERANCE_INT16 = 0.05
 
 
 def make_native(policy: Any) -> str | None:
@@ -214,7 +231,10 @@ def make_native(policy: Any) -> str | None:
     if reason is None:
         decoder = Decoder(policy)
         gap = _gap(policy, decoder)
-        if not gap <= _TOLERANCE[policy.dtype]:
+        most = _TOLERANCE[policy.dtype]
+        if policy.products == "int16":
+            most = max(most, _TOLERANCE_INT16)
+        if not gap <= most:
             return f"its logits differ from the model's by {gap:.3g} standard deviations"
         policy.native = decoder
     return reason
@@ -232,16 +252,16 @@ def _gap(policy: Any, decoder: Decoder) -> float:
         expected = policy.logits(policy.hidden(ids, places, plan))
     attention = policy.module.model.layers[0].self_attn
     kv_heads = attention.k_proj.weight.shape[0] // attention.head_dim
-    shape = (-(-num // page), kv_heads, page, attention.head_dim)
+    dtype, pages = decoder.cache_dtype, -(-num // page)
+    shape = cache_shape(dtype, pages, kv_heads, page, attention.head_dim)
     keys, values = (
-        [torch.zeros(shape, dtype=policy.dtype) for _ in policy.module.model.layers]
-        for _ in range(2)
+        [torch.zeros(shape, dtype=dtype) for _ in policy.module.model.layers] for _ in range(2)
     )
     row = Row(
         ids,
         places,
         torch.zeros(num, dtype=torch.long),
-        torch.arange(shape[0]).unsqueeze(0),
+        torch.arange(pages).unsqueeze(0),
         places,
         num,
     )

@@ -15,13 +15,14 @@ head size.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from lagzero.native.library import library
 from lagzero.native.structures import TYPES, Layer, Linear, Model, Step
-from lagzero.numerics.exact import Kernels, Places
+from lagzero.numerics.exact import Kernels, Places, ProductType
 
 
 def _at(tensor: torch.Tensor | None) -> ctypes.c_void_p:
@@ -36,6 +37,67 @@ def _threads() -> ctypes.c_long:
     return ctypes.c_long(torch.get_num_threads())
 
 
+_CHUNK = 256  # numbers that share a step, as in the library
+_WIDTH = 32  # rows of a weight, of which the library packs 16 or 32 together
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight [M, K] as 16-bit integers q: it stands for q times a step for each 256 of its q.
+
+    Both lie as the library reads them, rows filled up with zeros.
+    """
+
+    integers: torch.Tensor  # int16
+    steps: torch.Tensor  # float32
+
+
+def pack(weight: torch.Tensor, into: Packed | None = None) -> Packed:
+    """Quantise a weight [M, K], K a multiple of 32; ``into`` is what came of one like it before.
+
+    q = round(w / step), where the step of 256 inputs of a row is the least for which |q| <= 32767
+    and their norm is at most 46300: so sums of 256 products of two such q fit 32 bits.
+    """
+    weight = weight.contiguous()
+    outputs, size = weight.shape
+    if into is None:
+        padded = -(-outputs // _WIDTH) * _WIDTH
+        integers = torch.empty(padded * size, dtype=torch.int16)
+        into = Packed(integers, torch.empty(padded * -(-size // _CHUNK)))
+    spare = torch.empty(torch.get_num_threads() * size, dtype=torch.int16)
+    library().pack_rows(
+        _at(weight),
+        _long(TYPES[weight.dtype]),
+        _long(outputs),
+        _long(size),
+        *map(_at, (spare, into.integers, into.steps)),
+        _threads(),
+    )
+    return into
+
+
+def linear(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None = None,
+    packed: Packed | None = None,
+) -> Linear:
+    """Return a linear layer's structure, which points into the tensors.
+
+    weight [M, K] is multiplied by as it is, or by what it was packed to.
+    """
+    stored = weight
+    if packed is not None:
+        stored, scale = packed.integers, packed.steps
+    return Linear(
+        stored.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        None if scale is None else scale.data_ptr(),
+        *weight.shape,
+        TYPES[stored.dtype],
+    )
+
+
 def multiply(
     inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, wide: bool = False
 ) -> torch.Tensor:
@@ -43,25 +105,32 @@ def multiply(
 
     With ``wide`` the result is float32, not rounded to the type of the inputs.
     """
-    inputs, weight = inputs.contiguous(), weight.contiguous()
-    bias = None if bias is None else bias.contiguous()
-    outputs, size = weight.shape
-    dtype = torch.float32 if wide else inputs.dtype
-    rows, out = inputs.float(), torch.empty(*inputs.shape[:-1], outputs)
-    linear = Linear(
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        None,
-        outputs,
-        size,
-        TYPES[weight.dtype],
-    )
+    return _multiply(inputs, weight.contiguous(), bias, wide, None)
+
+
+def multiply_int16(
+    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, wide: bool = False
+) -> torch.Tensor:
+    """Return ``multiply`` by 16-bit integers: both weight and inputs quantised as by ``pack``."""
+    return _multiply(inputs, weight, bias, wide, pack(weight))
+
+
+def _multiply(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    wide: bool,
+    packed: Packed | None,
+) -> torch.Tensor:
+    (outputs, size), dtype = weight.shape, torch.float32 if wide else inputs.dtype
+    bias = None if bias is None else bias.to(dtype).contiguous()
+    rows, out = inputs.contiguous().float(), torch.empty(*inputs.shape[:-1], outputs)
+    num = rows.numel() // size
+    pairs, steps = torch.empty_like(rows, dtype=torch.int16), torch.empty(num * -(-size // _CHUNK))
     library().multiply_rows(
-        ctypes.byref(linear),
-        _long(rows.numel() // size),
-        _at(rows),
-        _at(inputs),
-        _at(out),
+        ctypes.byref(linear(weight, bias, packed=packed)),
+        _long(num),
+        *map(_at, (rows, pairs, steps, out)),
         _long(TYPES[dtype]),
         _threads(),
     )
@@ -114,6 +183,30 @@ def attend(
     key, value [P, G, S, E] are pages of S tokens. With a window w a token sees the last w
     positions, its own included.
     """
+    return _attend(query, key, value, places, scale, window, query.dtype)
+
+
+def attend_int16(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    places: Places,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """Return ``attend`` by 16-bit integers: queries, keys and values [E] have a step each."""
+    return _attend(query, key, value, places, scale, window, torch.int16)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    places: Places,
+    scale: float,
+    window: int | None,
+    cache: torch.dtype,
+) -> torch.Tensor:
     (num, heads, size), dtype = query.shape, query.dtype
     rows, key, value = query.contiguous().float(), key.contiguous(), value.contiguous()
     out, threads = torch.empty_like(rows), torch.get_num_threads()
@@ -124,8 +217,11 @@ def attend(
         head_size=size,
         page_size=page_size,
         type=TYPES[dtype],
+        cache=TYPES[cache],
         scale=scale,
     )
+    if cache == torch.int16:
+        key, value = (_kept(model, each) for each in (key, value))
     layer = Layer(keys=key.data_ptr(), values=value.data_ptr(), window=window or 0)
     step = Step(
         num_tokens=num,
@@ -143,6 +239,22 @@ def attend(
     parts: list[Any] = [ctypes.byref(model), ctypes.byref(layer), ctypes.byref(step)]
     native.attend_rows(*parts, _at(rows), _at(out))
     return out.to(dtype)
+
+
+def _kept(model: Model, pages: torch.Tensor) -> torch.Tensor:
+    wide, shape = pages.float(), cache_shape(torch.int16, *pages.shape)
+    out = torch.empty(shape, dtype=torch.int16)
+    library().keep_pages(ctypes.byref(model), _long(len(wide)), _at(wide), _at(out), _threads())
+    return out
+
+
+def cache_shape(dtype: torch.dtype, *shape: int) -> tuple[int, ...]:
+    """Return the shape of keys or values [P, G, S, E] in a cache of a type.
+
+    Of int16, S tokens of a head are followed by their S steps in float32.
+    """
+    *outer, size = shape
+    return (*outer, size + 2 if dtype == torch.int16 else size)
 
 
 def score(
@@ -168,3 +280,9 @@ def score(
 
 
 KERNELS = Kernels(multiply, normalise, attend, score)
+_INT16_KERNELS = replace(KERNELS, multiply=multiply_int16, attend=attend_int16)
+
+
+def kernels_of(products: ProductType) -> Kernels:
+    """Return the parts of a policy whose ``model.products`` these are."""
+    return _INT16_KERNELS if products == "int16" else KERNELS

@@ -17,6 +17,8 @@ import torch  # loads the OpenMP runtime whose threads the library shares
 SOURCES = (
     "decoder.c",
     "attention.h",
+    "int16.h",
+    "linear.h",
     "model.h",
     "product.h",
     "rows.h",

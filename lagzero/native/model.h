@@ -5,7 +5,7 @@
 typedef struct {
     const void *norm_in, *norm_mlp, *norm_query, *norm_key; /* the last two may be null */
     Linear query, key, value, out, gate, up, down;
-    void *keys, *values; /* [pages, K, P, E] */
+    void *keys, *values; /* [pages, K, P, E]; of INT16 each [P, E] is followed by its steps [P] */
     long window;         /* tokens that a token sees, itself included; 0: all */
 } Layer;
 
@@ -14,10 +14,19 @@ typedef struct {
     const void *embedding, *norm_final;
     Linear head;
     long num_layers, hidden, inner, heads, kv_heads, head_size, page_size;
-    long type;      /* of norms, embedding, keys and values: F32 or BF16 */
+    long type;      /* of norms and embedding: F32 or BF16 */
+    long cache;     /* of keys and values: the same, or INT16 */
     long wide_head; /* the head's result is not rounded */
     float eps, scale;
 } Model;
+
+/* Numbers of a page of one head, and where in it the step of a token is, for a cache of INT16. */
+INLINE long page_numbers(const Model *of) {
+    return of->page_size * (of->head_size + (of->cache == INT16 ? 2 : 0));
+}
+INLINE long step_place(const Model *of, long token) {
+    return of->page_size * of->head_size + token * 2;
+}
 
 typedef struct {
     long num_tokens, num_sampled, table_width, num_threads, longest;

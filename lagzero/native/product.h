@@ -1,6 +1,6 @@
 /* y = x W^T + b for few or many tokens: tiles of the weight's rows and the tokens. */
 #pragma once
-#include "vectors.h"
+#include "int16.h"
 
 #ifdef __AVX512F__
 #define COLUMNS 6 /* of a tile: 4 x 6 sums and 4 + 1 operands fit 32 registers */
@@ -19,22 +19,7 @@
 #define PAIRED 0
 #endif
 
-typedef struct {
-    const void *weight; /* [rows, inputs] */
-    const void *bias;   /* [rows] in the model's type, or null */
-    const float *scale; /* [rows] of an INT8 weight, or null */
-    long rows, inputs, type;
-} Linear;
-
 static const long sizes[] = {4, 2, 1}; /* bytes of a weight's number, by type */
-
-/* In a register: else gcc reads an operand from memory again for each use, twice as many loads. */
-INLINE vf held(vf v) {
-#ifdef __AVX2__
-    __asm__("" : "+v"(v));
-#endif
-    return v;
-}
 
 /* sums[b][a] = the sum of total[a][b], for one row or ROWS. */
 INLINE void add_up(vf total[ROWS][COLUMNS], int rows, int columns, float *sums) {
@@ -187,13 +172,27 @@ ONCE static void block(const Linear *of, long first, long first_token, long last
     }
 }
 
+/* Make of row t what a product takes in besides float32. */
+static void narrow(const Linear *of, Inputs in, long t) {
+    const long size = of->inputs;
+    const float *x = in.wide + t * size;
+    uint16_t *to = in.pairs + t * size;
+    if (of->type == INT16)
+        quantise(x, size, F32, (int16_t *)to, in.steps + t * chunks_of(size));
+    if (PAIRED && of->type == BF16)
+        for (long i = 0; i < size; i++) store_one(to, i, x[i], BF16);
+}
+
 /* y [num, rows] = x [num, inputs] weight^T + bias, shared out among the team; no barrier after it.
  *
- * ``pairs`` is x as bfloat16, for a PAIRED product. Tokens come in panels and blocks in groups, so
+ * Each row of ``in`` has gone through ``narrow``. Tokens come in panels and blocks in groups, so
  * that a panel stays in the second cache and a group in the third. */
-static void multiply(const Linear *of, long num, const float *x, const uint16_t *pairs, float *y,
-                     int round_to) {
-    const void *inputs = PAIRED && of->type == BF16 ? (const void *)pairs : x;
+static void multiply(const Linear *of, long num, Inputs in, float *y, int round_to) {
+    if (of->type == INT16) {
+        multiply_int16(of, num, (const int16_t *)in.pairs, in.steps, y, round_to);
+        return;
+    }
+    const void *inputs = PAIRED && of->type == BF16 ? (const void *)in.pairs : in.wide;
     long blocks = (of->rows + BLOCK - 1) / BLOCK, panel = PANEL / of->inputs / STRIP * STRIP;
     if (panel < STRIP) panel = STRIP;
     long panels = (num + panel - 1) / panel, group = GROUP / (BLOCK * of->inputs) + 1;

@@ -36,11 +36,26 @@ ONCE static void gated(const float *gate, const float *up, long size, int type, 
         to[i] = round_one(round_one(gate[i] / (1.0f + expf(-gate[i])), type) * up[i], type);
 }
 
-/* y [num, rows] = x [num, inputs] weight^T + bias; ``pairs`` is x as bfloat16 for such a weight. */
-void multiply_rows(const Linear *of, long num, const float *x, const uint16_t *pairs, float *y,
-                   long round_to, long num_threads) {
+/* y [num, rows] = x [num, inputs] weight^T + bias; ``pairs`` and ``steps`` are space for what
+ * ``narrow`` makes of x. */
+void multiply_rows(const Linear *of, long num, const float *x, uint16_t *pairs, float *steps,
+                   float *y, long round_to, long num_threads) {
+    Inputs in = {x, pairs, steps};
 #pragma omp parallel num_threads((int)num_threads)
-    multiply(of, num, x, pairs, y, (int)round_to);
+    {
+#pragma omp for schedule(static)
+        for (long t = 0; t < num; t++) narrow(of, in, t);
+        multiply(of, num, in, y, (int)round_to);
+    }
+}
+
+/* A weight [rows, inputs] for products of integers: q and steps, ``row`` is [num_threads, inputs].
+ */
+void pack_rows(const void *weight, long type, long rows, long inputs, int16_t *row, int16_t *q,
+               float *steps, long num_threads) {
+#pragma omp parallel for num_threads((int)num_threads) schedule(static)
+    for (long first = 0; first < rows; first += WIDTH)
+        pack(weight, (int)type, rows, inputs, first, row + omp_get_thread_num() * inputs, q, steps);
 }
 
 /* Norms of x [num, size]. */
@@ -62,6 +77,15 @@ void gate_rows(const float *gate, const float *up, long num, long size, long typ
 /* Floats of ``Step.scratch`` for attend_rows. */
 long attend_floats(const Model *of, const Step *step) {
     return attention_scratch(of, step) * step->num_threads;
+}
+
+/* Keys or values [pages, K, P, E] as an INT16 cache holds them. */
+void keep_pages(const Model *of, long pages, const float *x, void *cache, long num_threads) {
+#pragma omp parallel for num_threads((int)num_threads) schedule(static)
+    for (long part = 0; part < pages * of->kv_heads; part++)
+        for (long token = 0; token < of->page_size; token++)
+            keep(of, x + (part * of->page_size + token) * of->head_size, cache,
+                 part * page_numbers(of), token);
 }
 
 /* Attention of queries [T, H, E] of a step whose keys and values are written already. */

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lagzero.native.decoder import layer_linears
-from lagzero.native.kernels import KERNELS, gate
+from lagzero.native.kernels import gate, kernels_of
 from lagzero.numerics.exact import install
 from lagzero.numerics.rows import embed_forward, linear_forward, mlp_forward, norm_forward
 
@@ -16,15 +16,16 @@ def install_rows(policy: Any) -> None:
     Attention does so under a ``RowPlan``. The head's logits are float32 with ``fp32_head``.
     """
     module, eps = policy.module, policy.module.config.rms_norm_eps
-    install(module.get_output_embeddings(), linear_forward, (KERNELS, policy.fp32_head))
+    kernels = kernels_of(policy.products)
+    install(module.get_output_embeddings(), linear_forward, (kernels, policy.fp32_head))
     install(module.get_input_embeddings(), embed_forward, None)
-    install(module.model.norm, norm_forward, (KERNELS, eps))
+    install(module.model.norm, norm_forward, (kernels, eps))
     for layer in module.model.layers:
         for linear in layer_linears(layer):
-            install(linear, linear_forward, (KERNELS, False))
+            install(linear, linear_forward, (kernels, False))
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
         if module.config.model_type == "qwen3":
             norms += [layer.self_attn.q_norm, layer.self_attn.k_norm]
         for norm in norms:
-            install(norm, norm_forward, (KERNELS, eps))
+            install(norm, norm_forward, (kernels, eps))
         install(layer.mlp, mlp_forward, gate)

@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.int16: 3}
 """How the library calls the types that weights, norms and caches are held in."""
 
 NORMS = ("norm_in", "norm_mlp", "norm_query", "norm_key")
@@ -20,6 +20,7 @@ _SIZES = (
     "head_size",
     "page_size",
     "type",
+    "cache",
     "wide_head",
 )
 _COUNTS = ("num_tokens", "num_sampled", "table_width", "num_threads", "longest")

@@ -20,9 +20,19 @@ typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef float vf_any __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t vh_any __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef int16_t vs __attribute__((vector_size(2 * LANES)));
+typedef int16_t vs_any __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef int8_t vc_any __attribute__((vector_size(LANES), aligned(1), may_alias));
 
-enum { F32 = 0, BF16 = 1, INT8 = 2 };
+enum { F32 = 0, BF16 = 1, INT8 = 2, INT16 = 3 };
+
+/* In a register: else gcc reads an operand from memory again for each use, twice as many loads. */
+INLINE vf held(vf v) {
+#ifdef __AVX2__
+    __asm__("" : "+v"(v));
+#endif
+    return v;
+}
 
 /* gcc makes several instructions of what the machine has one for; hence the intrinsics. */
 INLINE vf widen(const uint16_t *from) {
@@ -45,9 +55,20 @@ INLINE vf widen_bytes(const int8_t *from) {
 #endif
 }
 
+INLINE vf widen_integers(const int16_t *from) {
+#if LANES == 16
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)from)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)from)));
+#else
+    return __builtin_convertvector(*(const vs_any *)from, vf);
+#endif
+}
+
 INLINE vf load(const void *from, long at, int type) {
     if (type == F32) return *(const vf_any *)((const float *)from + at);
     if (type == BF16) return widen((const uint16_t *)from + at);
+    if (type == INT16) return widen_integers((const int16_t *)from + at);
     return widen_bytes((const int8_t *)from + at);
 }
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +54,9 @@ class Places:
     sequences: torch.Tensor  # [T] rows of ``tables``
     tables: torch.Tensor  # [sequences, pages of the longest]
 
+
+ProductType = Literal["same", "int16"]
+"""``model.products``: linear layers multiply in the model's type, or in 16-bit integers."""
 
 Score = Callable[
     [torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -19,7 +19,7 @@ import torch
 from lagzero.engine.runner import probe_kv_shapes
 from lagzero.errors import LagzeroError
 from lagzero.native.decoder import make_native
-from lagzero.native.kernels import KERNELS
+from lagzero.native.kernels import kernels_of
 from lagzero.native.rows import install_rows
 from lagzero.numerics.exact import (
     ExactNumerics,
@@ -68,11 +68,18 @@ def make_exact(
     if policy.exact is not None:
         raise ValueError("the policy is exact already")
     policy = replace(policy, native=None)
+    if policy.products == "int16":
+        decoder = "native"
     if policy.device.type != "cpu" and decoder != "native":
         return make_exact_by_tiles(policy)
     reason = "engine.decoder is torch" if decoder == "torch" else make_native(policy)
     if reason is None:
         return _in_c(policy)
+    if policy.products == "int16":
+        raise LagzeroError(
+            "model.products: int16 multiplies in C in the trainer and in each engine, and this "
+            f"process cannot: {reason}. Set model.products: same"
+        )
     if decoder == "native":
         raise LagzeroError(
             "model.numerics: exact with engine.decoder: native computes in C in the trainer and "
@@ -109,7 +116,7 @@ def make_exact_by_tiles(policy: Policy) -> Policy:
 def _in_c(policy: Policy) -> Policy:
     """Let the modules of a policy that decodes in C compute as its decoder does."""
     install_rows(policy)
-    exact = replace(policy, exact=ExactNumerics(KERNELS))
+    exact = replace(policy, exact=ExactNumerics(kernels_of(policy.products)))
     _try_out(exact)
     return exact
 

@@ -66,7 +66,7 @@ def load_light_policy(config: ModelConfig) -> Policy | None:
     if module is None:
         return None
     tokenizer, _ = load_tokenizer(config, module.config)
-    return Policy(module.eval(), tokenizer, fp32_head=config.fp32_head)
+    return Policy(module.eval(), tokenizer, fp32_head=config.fp32_head, products=config.products)
 
 
 def _module(folder: Path, dtype: torch.dtype) -> CausalLM | None:

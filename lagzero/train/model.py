@@ -23,7 +23,7 @@ from lagzero.config_files import chat_template_text
 from lagzero.errors import LagzeroError
 from lagzero.native.decoder import Decoder
 from lagzero.numerics.attention import ATTENTION, PLAN_KEYWORD, AttentionPlan, register
-from lagzero.numerics.exact import ExactNumerics, pad_rows, whole_rows
+from lagzero.numerics.exact import ExactNumerics, ProductType, pad_rows, whole_rows
 from lagzero.numerics.precision import pick_dtype
 from lagzero.train.builtin import BUILTIN, builtin_folder
 from lagzero.train.check_model import check_model
@@ -36,7 +36,8 @@ class Policy:
 
     ``module`` is the transformers model, always in eval mode: dropout would make the trained
     distribution another than the sampled one. ``adapter`` is PEFT's wrapper around it, or None.
-    ``fp32_head`` says that the head multiplies in float32 whatever the model's type. ``exact`` is
+    ``fp32_head`` says that the head multiplies in float32 whatever the model's type, ``products``
+    what linear layers multiply in where C computes them. ``exact`` is
     set by ``make_exact``, ``native`` by ``make_native`` or by an exact one that decodes in C; the
     engine alone uses the latter.
     """
@@ -45,6 +46,7 @@ class Policy:
     tokenizer: Any
     adapter: Any = None
     fp32_head: bool = False
+    products: ProductType = "same"
     exact: ExactNumerics | None = None
     native: Decoder | None = None
 
@@ -157,7 +159,12 @@ def load_policy(config: ModelConfig, device: torch.device | None = None) -> Poli
         module: Any = AutoModelForCausalLM.from_pretrained(
             model_source(config.path), dtype=dtype, attn_implementation=ATTENTION
         )
-    policy = Policy(module.to(device).eval(), tokenizer, fp32_head=config.fp32_head)
+    policy = Policy(
+        module.to(device).eval(),
+        tokenizer,
+        fp32_head=config.fp32_head,
+        products=config.products,
+    )
     check_model(policy)
     return policy
 

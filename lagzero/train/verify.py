@@ -125,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--longest-response", type=int, default=48, help="tokens")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1")
     parser.add_argument("--fp32-head", action="store_true")
+    parser.add_argument("--products", choices=["same", "int16"], default="same")
     parser.add_argument("--still", action="store_true", help="without changes of weights")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else:
                 policy = tiny_policy(name, getattr(torch, dtype))
                 policy.module.to(device)
-            policy.fp32_head = options.fp32_head
+            policy.fp32_head, policy.products = options.fp32_head, options.products
             if options.lora:
                 policy = add_lora(policy, LoraConfig(rank=8))
             if options.numerics == "exact":

@@ -20,6 +20,7 @@ from lagzero.config_load import parse_config
 from lagzero.engine.request import Request, Sampling
 from lagzero.errors import LagzeroError
 from lagzero.native import decoder as native_room
+from lagzero.numerics.packed import PackedPlan
 from lagzero.runtime.local_runtime import ComputeThread
 from lagzero.train.critic import ActorCritic
 from lagzero.train.model import save_policy
@@ -283,6 +284,28 @@ def test_numerics_are_exact_by_themselves_where_both_sides_compute_in_c(
     monkeypatch.setattr(native_room, "library", broken)
     assert way() is None
     assert way("exact") == "torch"
+
+
+def test_products_of_integers_are_made_in_c_or_not_at_all(
+    llama: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Trainer and engine are one policy, exact; a critic's trunk multiplies as ever."""
+    model = {"path": llama, "dtype": "float32", "device": "cpu", "products": "int16"}
+    chosen = config(model=model, engine={"kv_cache_tokens": 1024})
+    policy = build.build_policy(chosen)
+    assert policy.products == "int16" and serving_room.exact_decoder(policy) == "native"
+    plain = build.build_policy(config(model={**model, "products": "same"}))
+    ids = torch.arange(5)
+    plan = PackedPlan(ids.numpy(), np.zeros(5, np.int64), np.full(1, -1), policy.device)
+    logits = [each.logits(each.hidden(ids, ids, plan)) for each in (policy, plain)]
+    assert 0 < (logits[0] - logits[1]).abs().max() < 0.01 * logits[1].abs().max()
+
+    def broken() -> None:
+        raise native_room.NotBuilt("no compiler today")
+
+    monkeypatch.setattr(native_room, "library", broken)
+    with pytest.raises(LagzeroError, match="int16 multiplies in C.*no compiler today"):
+        build.build_policy(chosen)
 
 
 @pytest.mark.parametrize("kind", ["none", "ngram", "draft"])

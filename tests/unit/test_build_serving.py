@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 from lagzero import build_serving
@@ -49,6 +50,34 @@ def test_it_samples_what_the_trainers_modules_would(
     assert light.engine.policy.native and whole.engine.policy.native
     assert list(light.weights) == list(whole.weights)
     assert samples(light.engine) == samples(whole.engine)
+
+
+def test_with_products_of_integers_it_samples_by_them_and_packs_new_weights(llama: str):
+    """Keys and values are integers too; a version's tokens are those of an engine made with it."""
+    served, plain = serve(llama, {}, products="int16"), serve(llama, {})
+    first = samples(served.engine)
+    gaps = [abs(a[1] - b[1]) for a, b in zip(first[0], samples(plain.engine)[0], strict=False)]
+    assert 0 < gaps[0] < 1e-3
+    assert served.engine._cache.keys[0].dtype == torch.int16
+    old = {name: weight.detach().clone() for name, weight in served.weights.items()}
+
+    def become(weights: dict[str, torch.Tensor], version: int) -> Any:
+        with torch.inference_mode():
+            for name, weight in served.weights.items():
+                weight.copy_(weights[name])
+        served.engine.weights_changed(version)
+        return samples(served.engine)
+
+    other = become({name: 1.1 * each for name, each in old.items()}, 1)
+    assert [each[0] for each in other[0]] != [each[0] for each in first[0]]
+
+    def drawn(responses: list[Any]) -> list[Any]:
+        return [[token[:2] for token in each] for each in responses]  # without versions
+
+    assert drawn(become(old, 2)) == drawn(first)
+    served.engine.release_memory()
+    assert not served.engine.policy.native._packed
+    assert drawn(samples(served.engine)) == drawn(first)
 
 
 def test_with_adapters_or_without_c_it_runs_transformers_modules(

@@ -218,6 +218,30 @@ def test_8_bit_weights_cannot_be_exact():
     assert found(weights) == []
 
 
+def test_products_of_integers_need_c_on_both_sides():
+    int16 = ("model.products", "int16")
+    assert found(int16) == found(int16, ("model.numerics", "exact")) == []
+    others = [
+        ("model.numerics", "fast"),
+        ("model.lora", {"rank": 2}),
+        ("engine.decoder", "torch"),
+        ("engine.dtype", "bfloat16"),
+        ("engine.weights", "int8"),
+        ("model.device", "cuda:1"),
+    ]
+    float32 = ("model.dtype", "float32")
+    for key, value in others:
+        problems = check(config(int16, float32, (key, value)))
+        told = [each for each in problems if each.startswith("model.products: int16")]
+        assert len(told) == 1 and f"set {key}: " in told[0]
+        assert not [
+            each
+            for each in check(config(float32, (key, value)))
+            if each.startswith("model.products")
+        ]
+    assert len([p for p in check(config(int16, float32, *others)) if "in C" in p]) == len(others)
+
+
 def test_rounded_weights_need_something_that_rounds():
     rounds = ("train.rounded_weights", True)
     assert found(rounds) == ["train.rounded_weights"]

@@ -21,6 +21,7 @@ from lagzero.errors import LagzeroError
 from lagzero.native import decoder as native
 from lagzero.native import kernels
 from lagzero.numerics.attention import ATTENTION, register
+from lagzero.numerics.exact import ProductType
 from lagzero.prepare.pack import pack
 from lagzero.train.exactness import make_exact
 from lagzero.train.logprobs import chunked_logprobs
@@ -40,25 +41,29 @@ LIVELY = Traffic(
     take_back=0.1,
     release=0.03,
 )
+STILL = replace(LIVELY, weight_change=0.0)
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 TYPES = [torch.float32, torch.bfloat16]
 
 
 @functools.cache
-def in_c(family: str, dtype: torch.dtype, fp32_head: bool = False) -> Policy:
+def in_c(
+    family: str, dtype: torch.dtype, fp32_head: bool = False, products: ProductType = "same"
+) -> Policy:
     policy = tiny_policy(family, dtype)
-    policy.fp32_head = fp32_head
+    policy.fp32_head, policy.products = fp32_head, products
     policy = make_exact(policy, decoder="native")
     assert policy.exact.native and policy.native is not None and policy.tail is kernels.score
     return policy
 
 
+@pytest.mark.parametrize("products", ["same", "int16"])
 @pytest.mark.parametrize("fp32_head", [False, True], ids=["", "wide"])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sampled_and_trained_log_probs_are_the_same(family, dtype, fp32_head):
+def test_sampled_and_trained_log_probs_are_the_same(family, dtype, fp32_head, products):
     """The traffic holds a window (mistral), biases (qwen2) and norms of heads (qwen3)."""
-    policy = in_c(family, dtype, fp32_head)
+    policy = in_c(family, dtype, fp32_head, products)
     found = compare(policy, play(policy, LIVELY, seed=1), LIVELY, seed=1)
     assert found.num_tokens >= 60
     assert (found.num_different, found.gap_max, found.kl_k3) == (0, 0.0, 0.0)
@@ -93,6 +98,20 @@ def test_they_are_in_any_traffic(seed, temperature, dtype):
     policy = in_c("qwen3", dtype)
     traffic = replace(LIVELY, num_tokens=20, temperature=temperature)
     assert compare(policy, play(policy, traffic, seed), traffic, seed).num_different == 0
+
+
+def test_integers_are_closer_to_float32_than_bfloat16_is():
+    """What each samples is scored in float32; no log-prob is the same, so integers were used."""
+    exact = in_c("qwen3", torch.float32)
+
+    def gaps(policy: Policy) -> tuple[float, float]:
+        found = compare(exact, play(policy, STILL, 5), STILL, 5)
+        assert found.num_different > 0.9 * found.num_tokens >= 50
+        return found.gap_max, found.kl_k3
+
+    largest, kl = gaps(in_c("qwen3", torch.float32, products="int16"))
+    rough, rough_kl = gaps(in_c("qwen3", torch.bfloat16))
+    assert 0 < 5 * largest < rough and 0 < 25 * kl < rough_kl
 
 
 def test_the_number_of_threads_does_not_matter():
