@@ -1,4 +1,4 @@
-"""Runs whose engine stores its linear layers in 8 bits."""
+"""Runs whose engine stores its linear layers in 8 bits, or multiplies in 16 as its trainer does."""
 
 from __future__ import annotations
 
@@ -76,3 +76,41 @@ def test_adapters_on_an_8_bit_base_train_in_engines_of_their_own(place: Any):
     )
     assert place.inside("train", recipe) == 0
     assert max(gaps(place.folder / "int8-lora")) < 1e-4
+
+
+@pytest.fixture(scope="module")
+def int16_run(place: Any) -> Path:
+    recipe = place.recipe(
+        "int16", run_dir="int16", schedule__steps=4, model__products="int16", model__dtype="float32"
+    )
+    assert place.inside("train", recipe) == 0
+    return place.folder / "int16"
+
+
+def test_products_of_integers_are_exact_at_every_step_and_another_policy_than_float32(
+    place: Any, int16_run: Path, weights: Any
+):
+    """Integers of a version behind would show at once; the policy is another one than float32's."""
+    assert gaps(int16_run) == [0.0] * 4
+    recipe = place.recipe("plain", run_dir="plain", schedule__steps=4, model__dtype="float32")
+    assert place.inside("train", recipe) == 0
+    assert weights(place.folder / "plain" / "policy") != weights(int16_run / "policy")
+
+
+def test_they_are_in_engine_processes_and_after_a_resume(place: Any, int16_run: Path, weights: Any):
+    recipe = place.recipe(
+        "int16-processes",
+        run_dir="int16-processes",
+        schedule__steps=4,
+        model__products="int16",
+        model__dtype="float32",
+        **APART,
+    )
+    assert place.inside("train", recipe) == 0
+    assert weights(place.folder / "int16-processes" / "policy") == weights(int16_run / "policy")
+    again = place.folder / "int16-again"
+    shutil.copytree(int16_run, again)
+    shutil.rmtree(again / "checkpoints" / "step-000004")
+    shutil.rmtree(again / "policy")
+    assert place.inside("train", "--resume", "int16-again") == 0
+    assert weights(again / "policy") == weights(int16_run / "policy")
