@@ -51,9 +51,9 @@ class ModelConfig(Block):
     # unchanged policy is 1 exactly (docs/numerics.md; on a CPU). fast: as fast as each can. auto:
     # exact where both compute in C, which costs next to nothing, else fast
     numerics: Literal["auto", "exact", "fast"] = "auto"
-    # what linear layers multiply in, in the trainer's forward pass and in the engine. same: in
-    # dtype. int16: in 16-bit integers, closer to float32 than bfloat16 is and about twice as fast
-    # where a CPU has no bfloat16 products; in C, always exact (docs/numerics.md)
+    # what linear layers and attention multiply in, in the trainer's forward pass and in the engine.
+    # same: in dtype. int16: in 16-bit integers, closer to float32 than bfloat16 is and faster than
+    # float32 where a CPU has no bfloat16 products; in C, always exact (docs/numerics.md)
     products: Literal["same", "int16"] = "same"
     fp32_head: bool = False  # compute logits in float32, in the trainer and in the engine
 

@@ -37,6 +37,7 @@ def check(config: Config, *, training: bool = True) -> list[str]:
         *_data(config),
         *_rollout(config),
         *_engine(config),
+        *_products(config),
         *_speculate(config.engine.speculate),
     ]
     if not training:
@@ -49,7 +50,6 @@ def check(config: Config, *, training: bool = True) -> list[str]:
         *_score(config),
         *advantage_problems(config),
         *loss_problems(config),
-        *_products(config),
         *_rounded_weights(config),
         *_optimizer(config),
     ]

@@ -15,6 +15,7 @@ head size.
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,29 +100,18 @@ def linear(
 
 
 def multiply(
-    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, wide: bool = False
-) -> torch.Tensor:
-    """Return inputs W^T + bias, [..., M], from inputs [..., K], weight [M, K] and bias [M].
-
-    With ``wide`` the result is float32, not rounded to the type of the inputs.
-    """
-    return _multiply(inputs, weight.contiguous(), bias, wide, None)
-
-
-def multiply_int16(
-    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, wide: bool = False
-) -> torch.Tensor:
-    """Return ``multiply`` by 16-bit integers: both weight and inputs quantised as by ``pack``."""
-    return _multiply(inputs, weight, bias, wide, pack(weight))
-
-
-def _multiply(
     inputs: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    wide: bool,
-    packed: Packed | None,
+    wide: bool = False,
+    packed: Packed | None = None,
 ) -> torch.Tensor:
+    """Return inputs W^T + bias, [..., M], from inputs [..., K], weight [M, K] and bias [M].
+
+    With ``wide`` the result is float32, not rounded to the type of the inputs. With ``packed``,
+    which ``pack`` made of the weight, it is a product of integers; inputs are quantised alike.
+    """
+    weight = weight.contiguous()
     (outputs, size), dtype = weight.shape, torch.float32 if wide else inputs.dtype
     bias = None if bias is None else bias.to(dtype).contiguous()
     rows, out = inputs.contiguous().float(), torch.empty(*inputs.shape[:-1], outputs)
@@ -177,36 +167,13 @@ def attend(
     places: Places,
     scale: float,
     window: int | None,
+    cache: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return softmax(scale query key^T) value, [T, H, E], of query [T, H, E].
 
     key, value [P, G, S, E] are pages of S tokens. With a window w a token sees the last w
-    positions, its own included.
+    positions, its own included. With ``cache`` int16, queries, keys and values become integers.
     """
-    return _attend(query, key, value, places, scale, window, query.dtype)
-
-
-def attend_int16(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    places: Places,
-    scale: float,
-    window: int | None,
-) -> torch.Tensor:
-    """Return ``attend`` by 16-bit integers: queries, keys and values [E] have a step each."""
-    return _attend(query, key, value, places, scale, window, torch.int16)
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    places: Places,
-    scale: float,
-    window: int | None,
-    cache: torch.dtype,
-) -> torch.Tensor:
     (num, heads, size), dtype = query.shape, query.dtype
     rows, key, value = query.contiguous().float(), key.contiguous(), value.contiguous()
     out, threads = torch.empty_like(rows), torch.get_num_threads()
@@ -217,7 +184,7 @@ def _attend(
         head_size=size,
         page_size=page_size,
         type=TYPES[dtype],
-        cache=TYPES[cache],
+        cache=TYPES[cache or dtype],
         scale=scale,
     )
     if cache == torch.int16:
@@ -279,7 +246,15 @@ def score(
     return logprobs, entropies, normalisers
 
 
+def multiply_int16(
+    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, wide: bool = False
+) -> torch.Tensor:
+    """Return ``multiply`` by 16-bit integers; the weight is packed for this call."""
+    return multiply(inputs, weight, bias, wide, pack(weight))
+
+
 KERNELS = Kernels(multiply, normalise, attend, score)
+attend_int16 = functools.partial(attend, cache=torch.int16)
 _INT16_KERNELS = replace(KERNELS, multiply=multiply_int16, attend=attend_int16)
 
 

@@ -56,7 +56,7 @@ class Places:
 
 
 ProductType = Literal["same", "int16"]
-"""``model.products``: linear layers multiply in the model's type, or in 16-bit integers."""
+"""``model.products``: layers and attention multiply in the model's type, or 16-bit integers."""
 
 Score = Callable[
     [torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -96,6 +96,7 @@ class ExactNumerics:
     attention: tuple[int, ...] = ()
     num_shapes: int = 0  # of linear layers that were checked
     widened: bool = False  # some products are made in float32 and rounded
+    products: ProductType = "same"
 
     @property
     def native(self) -> bool:
@@ -104,7 +105,8 @@ class ExactNumerics:
 
     def __str__(self) -> str:
         if self.native:
-            return "engine and trainer compute in C"
+            by = ", by 16-bit integers" if self.products == "int16" else ""
+            return f"engine and trainer compute in C{by}"
         if self.kernels is not None:
             return "engine and trainer compute by Triton kernels of fixed tiles"
         return (

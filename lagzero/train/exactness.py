@@ -116,7 +116,8 @@ def make_exact_by_tiles(policy: Policy) -> Policy:
 def _in_c(policy: Policy) -> Policy:
     """Let the modules of a policy that decodes in C compute as its decoder does."""
     install_rows(policy)
-    exact = replace(policy, exact=ExactNumerics(kernels_of(policy.products)))
+    how = ExactNumerics(kernels_of(policy.products), products=policy.products)
+    exact = replace(policy, exact=how)
     _try_out(exact)
     return exact
 

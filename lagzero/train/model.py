@@ -37,9 +37,9 @@ class Policy:
     ``module`` is the transformers model, always in eval mode: dropout would make the trained
     distribution another than the sampled one. ``adapter`` is PEFT's wrapper around it, or None.
     ``fp32_head`` says that the head multiplies in float32 whatever the model's type, ``products``
-    what linear layers multiply in where C computes them. ``exact`` is
-    set by ``make_exact``, ``native`` by ``make_native`` or by an exact one that decodes in C; the
-    engine alone uses the latter.
+    what layers and attention multiply in where C computes them. ``exact`` is set by ``make_exact``,
+    ``native`` by ``make_native`` or by an exact one that decodes in C; the engine alone uses the
+    latter.
     """
 
     module: Any

@@ -289,11 +289,13 @@ def test_numerics_are_exact_by_themselves_where_both_sides_compute_in_c(
 def test_products_of_integers_are_made_in_c_or_not_at_all(
     llama: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Trainer and engine are one policy, exact; a critic's trunk multiplies as ever."""
+    """Trainer and engine are one policy, exact, of another policy than float32's."""
     model = {"path": llama, "dtype": "float32", "device": "cpu", "products": "int16"}
     chosen = config(model=model, engine={"kv_cache_tokens": 1024})
     policy = build.build_policy(chosen)
     assert policy.products == "int16" and serving_room.exact_decoder(policy) == "native"
+    assert str(policy.exact) == "engine and trainer compute in C, by 16-bit integers"
+    assert build._critic_trunk(chosen, None, policy).products == "same"
     plain = build.build_policy(config(model={**model, "products": "same"}))
     ids = torch.arange(5)
     plan = PackedPlan(ids.numpy(), np.zeros(5, np.int64), np.full(1, -1), policy.device)

@@ -239,7 +239,9 @@ def test_products_of_integers_need_c_on_both_sides():
             for each in check(config(float32, (key, value)))
             if each.startswith("model.products")
         ]
-    assert len([p for p in check(config(int16, float32, *others)) if "in C" in p]) == len(others)
+    for training in (True, False):
+        problems = check(config(int16, float32, *others), training=training)
+        assert len([each for each in problems if "in C" in each]) == len(others)
 
 
 def test_rounded_weights_need_something_that_rounds():
