@@ -157,7 +157,7 @@ def test_tokens_are_of_exactly_the_weights_of_their_tag(bench: Bench):
         expected = twin_logprobs(bench, twin, prompt, rollout.tokens)
         np.testing.assert_allclose(rollout.tokens["logprob"], expected, rtol=0, atol=TOLERANCE)
         seen |= set(rollout.tokens["version"].tolist())
-    assert len(seen - {first}) > 10  # how many pass unseen, between two requests, is chance
+    assert len(seen - {first}) >= 3  # how many pass unseen, between two requests, is chance
     prompt, rollout = streamed[0]
     wrong = rollout.tokens.copy()
     wrong["version"] += np.where(wrong["version"] > first, -1, 1)  # the other of the two states
