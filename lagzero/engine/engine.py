@@ -90,6 +90,7 @@ class Engine:
         speculation: Speculation | None = None,
     ):
         self.policy = policy
+        self._context_limit = policy.context_limit  # wanted for each token; a config looks long
         self.limits = limits
         self.version = version
         self._decoder = decoder
@@ -157,13 +158,13 @@ class Engine:
         unfinished: list[Sequence] = []
         finished: list[Completion] = []
         for seq in Sequence.all_of(request):
-            ended = finish_reason(seq, self._decoder, self.policy.context_limit)
+            ended = finish_reason(seq, self._decoder, self._context_limit)
             if ended is None:
                 unfinished.append(seq)
             else:
                 finished.append(self._completion(seq, ended))
         longest = min(
-            len(request.prompt_ids) + request.sampling.max_new_tokens, self.policy.context_limit
+            len(request.prompt_ids) + request.sampling.max_new_tokens, self._context_limit
         )
         if unfinished and longest > self._scheduler.pool.num_pages * self.limits.page_size:
             raise LagzeroError(
@@ -186,7 +187,7 @@ class Engine:
             return finished
         proposals = {}
         if self._speculation is not None:
-            proposals = self._speculation.propose(scheduler.running, self.policy.context_limit)
+            proposals = self._speculation.propose(scheduler.running, self._context_limit)
         schedule = scheduler.schedule(self.version, proposals)
         if self._cache is None:
             pool = scheduler.pool
@@ -250,7 +251,7 @@ class Engine:
             seq.ids.append(token)
             seq.logprobs.append(logprob)
             seq.versions.append(self.version)
-            ended = finish_reason(seq, self._decoder, self.policy.context_limit)
+            ended = finish_reason(seq, self._decoder, self._context_limit)
             if ended is not None or token != guess:
                 break
         kept = seq.num_new - before - 1

@@ -1,13 +1,14 @@
 /* Attention of each token to the pages of its sequence.
  *
  * A query's scores are dot products, each a sum in one order, and its result one sum over its keys
- * in their order: which queries meet a block of keys together, and where it ends, changes no bit. */
+ * in their order: which queries meet a block of keys together, and where it ends, changes no bit.
+ */
 #pragma once
-#include "model.h"
+#include "scores.h"
 
-#define SLICE 64 /* of a head's size that is summed at once */
-#define KEYS 32  /* of a block, which stays in the first cache while some queries meet it */
-#define RUN 4    /* tokens of a sequence that meet a block together, each with several heads */
+#define KEYS 32 /* of a block, which stays in the first cache while some queries meet it */
+#define FEW 8   /* of a block that one token meets: it waits for memory, and asks more evenly */
+#define RUN 4   /* tokens of a sequence that meet a block together, each with several heads */
 
 /* Write a key or value [E] as integers to the page that begins at ``start`` of an INT16 cache. */
 static void keep(const Model *of, const float *x, void *cache, long start, long token) {
@@ -34,109 +35,11 @@ INLINE void find(const Model *of, const Layer *layer, int type, const int64_t *t
     }
 }
 
-/* scale times query . key for each of num keys. */
-INLINE void score(const void *keys, int type, const int64_t *places, long num, long size,
-                  float scale, const float *query, float *shares) {
-    long at = 0;
-    for (; at + 8 <= num; at += 8, places += 8) {
-        vf a = {}, b = {}, c = {}, d = {}, e = {}, f = {}, g = {}, h = {};
-        for (long i = 0; i < size; i += LANES) {
-            vf q = *(const vf_any *)(query + i);
-            a = fused(q, load(keys, places[0] + i, type), a);
-            b = fused(q, load(keys, places[1] + i, type), b);
-            c = fused(q, load(keys, places[2] + i, type), c);
-            d = fused(q, load(keys, places[3] + i, type), d);
-            e = fused(q, load(keys, places[4] + i, type), e);
-            f = fused(q, load(keys, places[5] + i, type), f);
-            g = fused(q, load(keys, places[6] + i, type), g);
-            h = fused(q, load(keys, places[7] + i, type), h);
-        }
-        vf sums = sums_of_8(a, b, c, d, e, f, g, h) * scale;
-        for (int i = 0; i < 8; i++) shares[at + i] = sums[i];
-    }
-    for (; at < num; at++, places++) {
-        vf sum = {};
-        for (long i = 0; i < size; i += LANES)
-            sum = fused(*(const vf_any *)(query + i), load(keys, *places + i, type), sum);
-        shares[at] = sum_of(sum) * scale;
-    }
-}
-
-/* 2 LANES integers, or the 16 that are left, and zeros. */
-INLINE vi integers_at(const int16_t *from, long left) {
-#if LANES == 16
-    if (left < 2 * LANES)
-        return (vi)_mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i *)from));
-#endif
-    (void)left;
-    return *(const vi_any *)from;
-}
-
-/* The same by integers: query is q, scale its step times scale, and each key has a step. */
-INLINE void score_int16(const int16_t *keys, const int64_t *places, const float *steps, long num,
-                        long size, float scale, const int16_t *query, float *shares) {
-    for (long at = 0; at < num; at += 8) {
-        const int some = num - at < 8 ? (int)(num - at) : 8;
-        vi sums[8] = {};
-        for (long i = 0; i < size; i += 2 * LANES) {
-            vi q = integers_at(query + i, size - i);
-#pragma GCC unroll 8
-            for (int k = 0; k < 8; k++) {
-                const int16_t *key = keys + places[at + (k < some ? k : 0)] + i;
-                sums[k] = add_pairs(sums[k], q, integers_at(key, size - i));
-            }
-        }
-        vf each[8];
-#pragma GCC unroll 8
-        for (int k = 0; k < 8; k++) each[k] = __builtin_convertvector(sums[k], vf);
-        vf found =
-            sums_of_8(each[0], each[1], each[2], each[3], each[4], each[5], each[6], each[7]);
-        for (int k = 0; k < some; k++) shares[at + k] = found[k] * scale * steps[at + k];
-    }
-}
-
-/* In place: exp(score - the largest), 0 beyond num; returns 1 / their sum. */
-static float soften(float *shares, long num) {
-    vf most = (vf){} - INFINITY, total = {};
-    long padded = (num + LANES - 1) / LANES * LANES;
-    for (long i = num; i < padded; i++) shares[i] = -INFINITY;
-    for (long i = 0; i < padded; i += LANES) {
-        vf each = *(vf_any *)(shares + i);
-        most = pick(each > most, each, most);
-    }
-    float top = most[0];
-    for (int i = 1; i < LANES; i++) top = most[i] > top ? most[i] : top;
-    for (long i = 0; i < padded; i += LANES)
-        *(vf_any *)(shares + i) = exp_of(*(vf_any *)(shares + i) - top);
-    for (long i = 0; i < padded; i += LANES) total += *(vf_any *)(shares + i);
-    return 1.0f / sum_of(total);
-}
-
-/* out += values weighted by shares, in ``width`` lanes. */
-INLINE void weigh(const void *values, int type, const int64_t *places, long num,
-                  const float *shares, long from, int width, float *out) {
-    vf sums[SLICE / LANES];
-    for (int i = 0; i < width / LANES; i++) sums[i] = *(vf_any *)(out + from + i * LANES);
-    for (long at = 0; at < num; at++)
-        for (int i = 0; i < width / LANES; i++)
-            sums[i] = fused(all(shares[at]), load(values, places[at] + from + i * LANES, type),
-                            sums[i]);
-    for (int i = 0; i < width / LANES; i++) *(vf_any *)(out + from + i * LANES) = sums[i];
-}
-
-INLINE void weigh_all(const void *values, int type, const int64_t *places, long num,
-                      const float *shares, long size, float *out) {
-    long from = 0;
-    for (; from + SLICE <= size; from += SLICE)
-        weigh(values, type, places, num, shares, from, SLICE, out);
-    for (; from < size; from += LANES) weigh(values, type, places, num, shares, from, LANES, out);
-}
-
 /* The part of a block of keys that a token sees. */
 typedef struct { long from, num; } Part;
 
-static Part part_of(long block, long first, long last) {
-    long from = block > first ? block : first, end = block + KEYS <= last ? block + KEYS : last + 1;
+static Part part_of(long block, long size, long first, long last) {
+    long from = block > first ? block : first, end = block + size <= last ? block + size : last + 1;
     return (Part){from, end - from};
 }
 
@@ -144,56 +47,129 @@ static long first_seen(const Layer *layer, long position) {
     return layer->window && position >= layer->window ? position - layer->window + 1 : 0;
 }
 
-/* Tokens t to t + run - 1, of one sequence and neighbours in it: all query heads of a key head. */
-INLINE void attend(const Model *of, const Layer *layer, const Step *step, int type, long t,
-                   long run, long head, const float *query, float *scratch, float *out) {
-    const long E = of->head_size, H = of->heads, shared = H / of->kv_heads;
-    const long at = step->positions[t], start = first_seen(layer, at), end = at + run - 1;
-    const long width = step->longest + LANES;
-    int64_t *places = (int64_t *)scratch;
-    float *key_steps = scratch + 2 * width, *value_steps = key_steps + width;
-    float *shares = value_steps + width, norms[RUN * shared], steps[RUN * shared];
-    int16_t integers[type == INT16 ? RUN * shared * E : 1];
-    query += (t * H + head * shared) * E, out += (t * H + head * shared) * E;
-    find(of, layer, type, step->tables + step->sequences[t] * step->table_width, head, start, end,
-         places, key_steps, value_steps);
-    for (long n = 0; n < run * shared && type == INT16; n++)
-        quantise(query + (n / shared * H + n % shared) * E, E, F32, integers + n * E, steps + n);
-    for (long block = start; block <= end; block += KEYS)
-        for (long r = 0; r < run; r++) {
-            long first = first_seen(layer, at + r);
-            Part part = part_of(block, first, at + r);
-            for (long s = 0; s < shared && part.num > 0; s++) {
-                const long n = r * shared + s, from = part.from - start;
-                float *to = shares + n * width + part.from - first;
+/* Tokens at to at + run - 1 of a sequence, all query heads of a key head, and what they see. */
+typedef struct {
+    const Layer *layer;
+    long run, at, start, end, block; /* keys start to end, and how many of them in a block */
+    long shared, size;               /* query heads of the key head, E */
+    const int64_t *places;           /* of each of them and its value */
+    const char *next;                /* keys that are met after these, or null */
+    const float *key_steps, *value_steps;
+    float *shares; /* [run * shared, width] */
+    long width;
+} Meeting;
+
+/* Ask for the lines of the block from ``first`` on: of these keys, then of their values, then of
+ * the keys that come next. They are on their way while KEYS others are computed with. */
+INLINE void ask(const Meeting *m, int type, long first) {
+    const long num = m->end - m->start + 1, bytes = m->size * (type == F32 ? 4 : 2);
+    for (long n = first; n < first + m->block; n++) {
+        const char *from = n < num ? m->layer->keys : m->layer->values;
+        if (n < 2 * num)
+            from += m->places[n < num ? n : n - num] * (bytes / m->size);
+        else if (m->next)
+            from = m->next + (n - 2 * num) * bytes;
+        else
+            return;
+        for (long i = 0; i < bytes; i += LINE) __builtin_prefetch(from + i, 0, 2);
+    }
+}
+
+/* Of n queries that are left, how many meet keys next: about as many each time. */
+static int together(long n) { return (int)(n / ((n + HEADS - 1) / HEADS)); }
+
+/* Scores of queries [run, shared, E]. Of integers, ``scales`` are the scale times their steps. */
+INLINE void score_all(const Meeting *m, int type, const char *query, const float *scales) {
+    const long bytes = m->size * (IN_PAIRS(type) || type == INT16 ? 2 : 4);
+    for (long block = m->start; block <= m->end; block += m->block) {
+        ask(m, type, block - m->start + KEYS);
+        for (long r = 0; r < m->run; r++) {
+            const long first = first_seen(m->layer, m->at + r);
+            const Part part = part_of(block, m->block, first, m->at + r);
+            const long from = part.from - m->start;
+            int some;
+            for (long n = r * m->shared; n < (r + 1) * m->shared && part.num > 0; n += some) {
+                float *to = m->shares + n * m->width + part.from - first;
+                some = type == INT16 ? 1 : together((r + 1) * m->shared - n);
                 if (type == INT16)
-                    score_int16(layer->keys, places + from, key_steps + from, part.num, E,
-                                of->scale * steps[n], integers + n * E, to);
+                    score_int16(m->layer->keys, m->places + from, m->key_steps + from, part.num,
+                                m->size, scales[n], (const int16_t *)(query + n * bytes), to);
                 else
-                    score(layer->keys, type, places + from, part.num, E, of->scale,
-                          query + (r * H + s) * E, to);
+                    score_some(m->layer->keys, type, m->places + from, part.num, m->size,
+                               scales[0], query + n * bytes, some, to, m->width);
             }
         }
-    for (long r = 0; r < run; r++)
-        for (long s = 0; s < shared; s++) {
-            long first = first_seen(layer, at + r), n = r * shared + s;
-            norms[n] = soften(shares + n * width, at + r - first + 1);
-            for (long i = 0; i <= at + r - first && type == INT16; i++)
-                shares[n * width + i] *= value_steps[first - start + i];
-            for (long i = 0; i < E; i++) out[(r * H + s) * E + i] = 0;
+    }
+}
+
+/* Results [run, shared, E] of shares that ``soften`` made, to which ``sums`` are set. */
+INLINE void weigh_block(const Meeting *m, int type, float *sums) {
+    const long num = m->end - m->start + 1;
+    for (long i = 0; i < m->run * m->shared * m->size; i += LANES) store(sums, i, (vf){}, F32);
+    for (long block = m->start; block <= m->end; block += m->block) {
+        ask(m, type, num + block - m->start + KEYS);
+        for (long r = 0; r < m->run; r++) {
+            const long first = first_seen(m->layer, m->at + r);
+            const Part part = part_of(block, m->block, first, m->at + r);
+            int some;
+            for (long n = r * m->shared; n < (r + 1) * m->shared && part.num > 0; n += some) {
+                some = together((r + 1) * m->shared - n);
+                weigh_some(m->layer->values, type, m->places + part.from - m->start, part.num,
+                           m->shares + n * m->width + part.from - first, m->width, some, m->size,
+                           sums + n * m->size);
+            }
         }
-    for (long block = start; block <= end; block += KEYS)
-        for (long r = 0; r < run; r++) {
-            long first = first_seen(layer, at + r);
-            Part part = part_of(block, first, at + r);
-            for (long s = 0; s < shared && part.num > 0; s++)
-                weigh_all(layer->values, type, places + part.from - start, part.num,
-                          shares + (r * shared + s) * width + part.from - first, E,
-                          out + (r * H + s) * E);
+    }
+}
+
+/* Queries from memory, where they lie as ``held``, as scores take them, [run, shared, E]; those of
+ * integers with their steps, times the scale. */
+INLINE void take_queries(const Meeting *m, int type, const Model *of, const void *query, int held,
+                         long start, char *to, float *scales) {
+    const long E = m->size;
+    for (long n = 0; n < m->run * m->shared; n++) {
+        const long from = start + (n / m->shared * of->heads + n % m->shared) * E;
+        scales[n] = of->scale;
+        if (type == INT16) {
+            quantise((const char *)query + from * sizes[held], E, held, (int16_t *)to + n * E,
+                     scales + n);
+            scales[n] = of->scale * scales[n];
+        } else
+            for (long i = 0; i < E; i += LANES)
+                store(to, n * E + i, load(query, from + i, held), IN_PAIRS(type) ? BF16 : F32);
+    }
+}
+
+/* Tokens t to t + run - 1, of one sequence and neighbours in it: all query heads of a key head. */
+INLINE void attend(const Model *of, const Layer *layer, const Step *step, int type, long t,
+                   long run, long head, const char *next, const void *query, int held,
+                   float *scratch, void *out) {
+    const long E = of->head_size, shared = of->heads / of->kv_heads, num = run * shared;
+    const long at = step->positions[t], start = first_seen(layer, at);
+    const long width = step->longest + LANES, first_head = t * of->heads + head * shared;
+    int64_t *places = (int64_t *)scratch;
+    float *key_steps = scratch + 2 * width, *value_steps = key_steps + width;
+    float *shares = value_steps + width, scales[num], queries[num * E], sums[num * E];
+    const Meeting m = {layer, run, at, start, at + run - 1, run == 1 ? FEW : KEYS, shared, E,
+                       places, next, key_steps, value_steps, shares, width};
+    find(of, layer, type, step->tables + step->sequences[t] * step->table_width, head, start,
+         m.end, places, key_steps, value_steps);
+    take_queries(&m, type, of, query, held, first_head * E, (char *)queries, scales);
+    score_all(&m, type, (const char *)queries, scales);
+    for (long n = 0; n < num; n++) {
+        const long first = first_seen(layer, at + n / shared), seen = at + n / shared - first + 1;
+        scales[n] = soften(shares + n * width, seen);
+        for (long i = 0; i < seen && type == INT16; i++)
+            shares[n * width + i] *= value_steps[first - start + i];
+    }
+    weigh_block(&m, type, sums);
+    for (long n = 0; n < num; n++) {
+        const long to = (first_head + n / shared * of->heads + n % shared) * E;
+        for (long i = 0; i < E; i += LANES) {
+            vf each = load(sums, n * E + i, F32) * scales[n];
+            store(out, to + i, round_all(each, (int)of->type), held);
         }
-    for (long r = 0; r < run; r++)
-        for (long i = 0; i < shared * E; i++)
-            out[r * H * E + i] = round_one(out[r * H * E + i] * norms[r * shared + i / E], (int)of->type);
+    }
 }
 
 /* Floats that attend_all needs for each thread: places, as wide as two, steps, and shares. */
@@ -201,9 +177,21 @@ static long attention_scratch(const Model *of, const Step *step) {
     return (4 + RUN * of->heads / of->kv_heads) * (step->longest + LANES) / 2 * 2 + 2;
 }
 
-/* Heads come one after the other, so that the keys of one stay in cache from token to token. */
+/* Where the keys begin that a token sees. */
+static const char *keys_of(const Model *of, const Layer *layer, const Step *step, long t,
+                             long head) {
+    const long at = first_seen(layer, step->positions[t]);
+    const int64_t *table = step->tables + step->sequences[t] * step->table_width;
+    const long start = (table[at / of->page_size] * of->kv_heads + head) * page_numbers(of);
+    return (const char *)layer->keys
+           + (start + at % of->page_size * of->head_size) * (of->cache == F32 ? 4 : 2);
+}
+
+/* Queries and results lie in memory as ``held``.
+ *
+ * Heads come one after the other, so that the keys of one stay in cache from token to token. */
 ONCE static void attend_all(const Model *of, const Layer *layer, const Step *step,
-                            const float *query, float *scratch, float *out) {
+                            int held, const void *query, float *scratch, void *out) {
     const long T = step->num_tokens, K = of->kv_heads;
     const long most = T * K < 8 * RUN * step->num_threads ? 1 : RUN, runs = (T + most - 1) / most;
 #pragma omp for schedule(dynamic, 1)
@@ -214,12 +202,13 @@ ONCE static void attend_all(const Model *of, const Layer *layer, const Step *ste
                 if (step->sequences[t + run] != step->sequences[t]
                     || step->positions[t + run] != step->positions[t] + run)
                     break;
+            const char *next = t + run < last ? keys_of(of, layer, step, t + run, head) : 0;
             if (of->cache == F32)
-                attend(of, layer, step, F32, t, run, head, query, scratch, out);
+                attend(of, layer, step, F32, t, run, head, next, query, held, scratch, out);
             else if (of->cache == BF16)
-                attend(of, layer, step, BF16, t, run, head, query, scratch, out);
+                attend(of, layer, step, BF16, t, run, head, next, query, held, scratch, out);
             else
-                attend(of, layer, step, INT16, t, run, head, query, scratch, out);
+                attend(of, layer, step, INT16, t, run, head, next, query, held, scratch, out);
         }
     }
 }

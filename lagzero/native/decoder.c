@@ -8,23 +8,41 @@
  * threads: a token's logits do not depend on its neighbours.
  */
 #include "rows.h"
+#include "backward.h"
 
 /* x = x + more, rounded; then its norm. */
 static void add_normalise(float *x, const float *more, const void *weight, long size, float eps,
                           int type, float *to) {
-    if (more)
-        for (long i = 0; i < size; i++) x[i] = round_one(x[i] + more[i], type);
-    normalise(x, weight, size, eps, type, to);
+    const long whole = more ? size / LANES * LANES : size;
+    for (long i = 0; more && i < whole; i += LANES)
+        store(x, i, round_all(load(x, i, F32) + load(more, i, F32), type), F32);
+    for (long i = whole; i < size; i++) x[i] = round_one(x[i] + more[i], type);
+    normalise(x, weight, size, eps, F32, type, to);
 }
 
-static void rotate(float *head, const float *cosine, const float *sine, long size, int type) {
-    long half = size / 2;
-    for (long i = 0; i < half; i++) {
+INLINE void rotate_as(float *head, const float *cosine, const float *sine, long size, int type) {
+    const long half = size / 2, whole = half / LANES * LANES;
+    for (long i = 0; i < whole; i += LANES) {
+        const vf a = load(head, i, F32), b = load(head, i + half, F32);
+        const vf c = load(cosine, i, F32), d = load(cosine, i + half, F32);
+        const vf e = load(sine, i, F32), f = load(sine, i + half, F32);
+        store(head, i, round_all(round_all(a * c, type) + round_all(-b * e, type), type), F32);
+        store(head, i + half, round_all(round_all(b * d, type) + round_all(a * f, type), type),
+              F32);
+    }
+    for (long i = whole; i < half; i++) {
         float a = head[i], b = head[i + half];
         head[i] = round_one(round_one(a * cosine[i], type) + round_one(-b * sine[i], type), type);
         head[i + half] = round_one(
             round_one(b * cosine[i + half], type) + round_one(a * sine[i + half], type), type);
     }
+}
+
+static void rotate(float *head, const float *cosine, const float *sine, long size, int type) {
+    if (type == F32)
+        rotate_as(head, cosine, sine, size, F32);
+    else
+        rotate_as(head, cosine, sine, size, BF16);
 }
 
 static long scratch_row(const Model *of) {
@@ -40,7 +58,8 @@ static Inputs narrowed(const float *x, float *space, long size) {
 
 /* Floats of ``Step.scratch``. */
 long scratch_floats(const Model *of, const Step *step) {
-    long shared = scratch_row(of) * step->num_tokens + of->hidden * step->num_sampled * 2;
+    long shared = scratch_row(of) * filled_tiles(step->num_tokens)
+                  + of->hidden * filled_tiles(step->num_sampled) * 2;
     return shared + attention_scratch(of, step) * step->num_threads;
 }
 
@@ -53,22 +72,22 @@ static void place_token(const Model *of, const Layer *layer, const Step *step, l
     long page = step->tables[step->sequences[t] * step->table_width + at / P];
     for (long h = 0; h < of->heads; h++) {
         float *head = query + h * E;
-        if (layer->norm_query) normalise(head, layer->norm_query, E, of->eps, type, head);
+        if (layer->norm_query) normalise(head, layer->norm_query, E, of->eps, F32, type, head);
         rotate(head, cosine, sine, E, type);
     }
     for (long h = 0; h < of->kv_heads; h++) {
         float *head = key + h * E;
         const long start = (page * of->kv_heads + h) * page_numbers(of), slot = start + at % P * E;
-        if (layer->norm_key) normalise(head, layer->norm_key, E, of->eps, type, head);
+        if (layer->norm_key) normalise(head, layer->norm_key, E, of->eps, F32, type, head);
         rotate(head, cosine, sine, E, type);
         if (of->cache == INT16) {
             keep(of, head, layer->keys, start, at % P);
             keep(of, value + h * E, layer->values, start, at % P);
             continue;
         }
-        for (long i = 0; i < E; i++) {
-            store_one(layer->keys, slot + i, head[i], type);
-            store_one(layer->values, slot + i, value[h * E + i], type);
+        for (long i = 0; i < E; i += LANES) {
+            store(layer->keys, slot + i, load(head, i, F32), type);
+            store(layer->values, slot + i, load(value, h * E + i, F32), type);
         }
     }
 }
@@ -81,7 +100,8 @@ void forward(const Model *of, const Step *step) {
     float *x = step->scratch, *normed = x + T * D, *more = normed + T * D, *query = more + T * D;
     float *key = query + T * Q, *value = key + T * KV, *attended = value + T * KV;
     float *gate = attended + T * Q, *up = gate + T * F, *spare = up + T * F;
-    float *picked = step->scratch + T * scratch_row(of), *attention = picked + N * D * 2;
+    float *picked = step->scratch + filled_tiles(T) * scratch_row(of);
+    float *attention = picked + filled_tiles(N) * D * 2;
     const Inputs to_attention = narrowed(normed, spare, T * D);
     const Inputs to_out = narrowed(attended, spare, T * Q);
     const Inputs to_mlp = to_attention, to_down = narrowed(gate, spare, T * F);
@@ -91,8 +111,8 @@ void forward(const Model *of, const Step *step) {
         float *own = attention + omp_get_thread_num() * attention_scratch(of, step);
 #pragma omp for schedule(static)
         for (long t = 0; t < T; t++)
-            for (long i = 0; i < D; i++)
-                x[t * D + i] = load_one(of->embedding, step->ids[t] * D + i, type);
+            for (long i = 0; i < D; i += LANES)
+                store(x, t * D + i, load(of->embedding, step->ids[t] * D + i, type), F32);
         for (long number = 0; number < of->num_layers; number++) {
             const Layer *layer = of->layers + number;
 #pragma omp for schedule(static)
@@ -108,7 +128,7 @@ void forward(const Model *of, const Step *step) {
 #pragma omp for schedule(static)
             for (long t = 0; t < T; t++)
                 place_token(of, layer, step, t, query + t * Q, key + t * KV, value + t * KV);
-            attend_all(of, layer, step, query, own, attended);
+            attend_all(of, layer, step, F32, query, own, attended);
 #pragma omp for schedule(static)
             for (long t = 0; t < T; t++) narrow(&layer->out, to_out, t);
             multiply(&layer->out, T, to_out, more, type);
@@ -124,7 +144,7 @@ void forward(const Model *of, const Step *step) {
 #pragma omp barrier
 #pragma omp for schedule(static)
             for (long t = 0; t < T; t++) {
-                gated(gate + t * F, up + t * F, F, type, gate + t * F);
+                gated(gate + t * F, up + t * F, F, F32, type, gate + t * F);
                 narrow(&layer->down, to_down, t);
             }
             multiply(&layer->down, T, to_down, more, type);

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from lagzero.native.gradients import GRADIENTS
 from lagzero.native.library import library
 from lagzero.native.structures import TYPES, Layer, Linear, Model, Step
 from lagzero.numerics.exact import Kernels, Places, ProductType
@@ -114,22 +115,22 @@ def multiply(
     weight = weight.contiguous()
     (outputs, size), dtype = weight.shape, torch.float32 if wide else inputs.dtype
     bias = None if bias is None else bias.to(dtype).contiguous()
-    rows, out = inputs.contiguous().float(), torch.empty(*inputs.shape[:-1], outputs)
+    rows, out = inputs.contiguous(), torch.empty(*inputs.shape[:-1], outputs, dtype=dtype)
     num = rows.numel() // size
-    pairs, steps = torch.empty_like(rows, dtype=torch.int16), torch.empty(num * -(-size // _CHUNK))
-    library().multiply_rows(
-        ctypes.byref(linear(weight, bias, packed=packed)),
-        _long(num),
-        *map(_at, (rows, pairs, steps, out)),
-        _long(TYPES[dtype]),
-        _threads(),
+    layer = ctypes.byref(linear(weight, bias, packed=packed))
+    types = _long(TYPES[rows.dtype]), _long(TYPES[dtype])
+    native = library()
+    native.multiply_floats.restype = ctypes.c_long
+    space = torch.empty(native.multiply_floats(layer, _long(num), *types))
+    native.multiply_rows(
+        layer, _long(num), _at(rows), types[0], _at(space), _at(out), types[1], _threads()
     )
-    return out.to(dtype)
+    return out
 
 
 def normalise(inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return weight * x / sqrt(mean(x^2) + eps) of each row x, [..., K]."""
-    rows = inputs.contiguous().float()
+    rows = inputs.contiguous()
     out, size = torch.empty_like(rows), rows.shape[-1]
     library().normalise_rows(
         _at(rows),
@@ -141,12 +142,12 @@ def normalise(inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
         _at(out),
         _threads(),
     )
-    return out.to(inputs.dtype)
+    return out
 
 
 def gate(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
     """Return silu(gates) * ups, [..., K]."""
-    rows, more = gates.contiguous().float(), ups.contiguous().float()
+    rows, more = gates.contiguous(), ups.contiguous()
     out, size = torch.empty_like(rows), rows.shape[-1]
     library().gate_rows(
         _at(rows),
@@ -157,7 +158,7 @@ def gate(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
         _at(out),
         _threads(),
     )
-    return out.to(gates.dtype)
+    return out
 
 
 def attend(
@@ -175,7 +176,7 @@ def attend(
     positions, its own included. With ``cache`` int16, queries, keys and values become integers.
     """
     (num, heads, size), dtype = query.shape, query.dtype
-    rows, key, value = query.contiguous().float(), key.contiguous(), value.contiguous()
+    rows, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     out, threads = torch.empty_like(rows), torch.get_num_threads()
     width, page_size = places.tables.shape[1], key.shape[2]
     model = Model(
@@ -205,7 +206,7 @@ def attend(
     step.scratch = scratch.data_ptr()
     parts: list[Any] = [ctypes.byref(model), ctypes.byref(layer), ctypes.byref(step)]
     native.attend_rows(*parts, _at(rows), _at(out))
-    return out.to(dtype)
+    return out
 
 
 def _kept(model: Model, pages: torch.Tensor) -> torch.Tensor:
@@ -229,19 +230,20 @@ def score(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return log-probs and entropies [N] in nats of softmax(logits / temperature), and normalisers.
 
-    logits [N, V] float32, targets [N] int64. A normaliser is logsumexp(logits / temperature). A
+    logits [N, V], targets [N] int64. A normaliser is logsumexp(logits / temperature). A
     log-prob is that which ``draw`` gives to the same token. NaN where logits are no numbers.
     """
     logits, targets = logits.contiguous(), targets.contiguous()
     logprobs, entropies, normalisers = (torch.empty(len(logits)) for _ in range(3))
+    space = torch.empty(torch.get_num_threads() * logits.shape[1])
     library().score_tokens(
         _at(logits),
-        _long(len(logits)),
-        _long(logits.shape[1]),
+        _long(TYPES[logits.dtype]),
+        *map(_long, logits.shape),
         ctypes.c_float(temperature),
         _at(targets),
         _threads(),
-        *map(_at, (logprobs, entropies, normalisers)),
+        *map(_at, (space, logprobs, entropies, normalisers)),
     )
     return logprobs, entropies, normalisers
 
@@ -253,7 +255,7 @@ def multiply_int16(
     return multiply(inputs, weight, bias, wide, pack(weight))
 
 
-KERNELS = Kernels(multiply, normalise, attend, score)
+KERNELS = Kernels(multiply, normalise, attend, score, GRADIENTS)
 attend_int16 = functools.partial(attend, cache=torch.int16)
 _INT16_KERNELS = replace(KERNELS, multiply=multiply_int16, attend=attend_int16)
 

@@ -16,13 +16,18 @@ import torch  # loads the OpenMP runtime whose threads the library shares
 
 SOURCES = (
     "decoder.c",
+    "amx.h",
+    "amx_rows.h",
+    "attend_back.h",
     "attention.h",
+    "backward.h",
     "int16.h",
     "linear.h",
     "model.h",
     "product.h",
     "rows.h",
     "sampling.h",
+    "scores.h",
     "vectors.h",
 )
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-std=gnu11")

@@ -1,5 +1,6 @@
 /* y = x W^T + b for few or many tokens: tiles of the weight's rows and the tokens. */
 #pragma once
+#include "amx_rows.h"
 #include "int16.h"
 
 #ifdef __AVX512F__
@@ -179,7 +180,9 @@ static void narrow(const Linear *of, Inputs in, long t) {
     uint16_t *to = in.pairs + t * size;
     if (of->type == INT16)
         quantise(x, size, F32, (int16_t *)to, in.steps + t * chunks_of(size));
-    if (PAIRED && of->type == BF16)
+    if (has_tiles && of->type == BF16)
+        pair_up(x, size, in.pairs, t);
+    else if (PAIRED && of->type == BF16)
         for (long i = 0; i < size; i++) store_one(to, i, x[i], BF16);
 }
 
@@ -190,6 +193,10 @@ static void narrow(const Linear *of, Inputs in, long t) {
 static void multiply(const Linear *of, long num, Inputs in, float *y, int round_to) {
     if (of->type == INT16) {
         multiply_int16(of, num, (const int16_t *)in.pairs, in.steps, y, round_to);
+        return;
+    }
+    if (has_tiles && of->type == BF16) {
+        multiply_amx(of, num, in.pairs, y, round_to);
         return;
     }
     const void *inputs = PAIRED && of->type == BF16 ? (const void *)in.pairs : in.wide;

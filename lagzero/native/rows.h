@@ -8,44 +8,95 @@
 #include "attention.h"
 #include "sampling.h"
 
-/* to = x / rms(x), rounded, times weight, rounded. In place if to == x. */
-ONCE static void normalise(const float *x, const void *weight, long size, float eps, int type,
-                           float *to) {
+/* to = x / rms(x), rounded, times weight, rounded; both lie in memory as ``held``. In place if
+ * to == x. */
+INLINE void normalise_as(const void *x, const void *weight, long size, float eps, int held,
+                         int type, void *to) {
     vf squares = {};
     float sum = 0;
     long whole = size / LANES * LANES;
     for (long i = 0; i < whole; i += LANES) {
-        vf each = *(const vf_any *)(x + i);
+        vf each = load(x, i, held);
         squares = fused(each, each, squares);
     }
-    for (long i = whole; i < size; i++) sum += x[i] * x[i];
+    for (long i = whole; i < size; i++) sum += load_one(x, i, held) * load_one(x, i, held);
     float factor = 1.0f / sqrtf((sum + sum_of(squares)) / size + eps);
-    for (long i = 0; i < size; i++)
-        to[i] = round_one(load_one(weight, i, type) * round_one(x[i] * factor, type), type);
-}
-
-/* to = gate / (1 + exp(-gate)), rounded, times up, rounded. In place if to == gate. */
-ONCE static void gated(const float *gate, const float *up, long size, int type, float *to) {
-    for (long i = 0; i + LANES <= size; i += LANES) {
-        vf g = *(const vf_any *)(gate + i);
-        vf silu = g / (1.0f + exp_of(-g));
-        for (int j = 0; j < LANES; j++)
-            to[i + j] = round_one(round_one(silu[j], type) * up[i + j], type);
+    for (long i = 0; i < whole; i += LANES) {
+        vf each = round_all(load(x, i, held) * factor, type);
+        store(to, i, round_all(load(weight, i, type) * each, type), held);
     }
-    for (long i = size / LANES * LANES; i < size; i++)
-        to[i] = round_one(round_one(gate[i] / (1.0f + expf(-gate[i])), type) * up[i], type);
+    for (long i = whole; i < size; i++) {
+        float each = round_one(load_one(x, i, held) * factor, type);
+        store_one(to, i, round_one(load_one(weight, i, type) * each, type), held);
+    }
 }
 
-/* y [num, rows] = x [num, inputs] weight^T + bias; ``pairs`` and ``steps`` are space for what
- * ``narrow`` makes of x. */
-void multiply_rows(const Linear *of, long num, const float *x, uint16_t *pairs, float *steps,
-                   float *y, long round_to, long num_threads) {
-    Inputs in = {x, pairs, steps};
+ONCE static void normalise(const void *x, const void *weight, long size, float eps, int held,
+                           int type, void *to) {
+    if (type == F32)
+        normalise_as(x, weight, size, eps, F32, F32, to);
+    else if (held == F32)
+        normalise_as(x, weight, size, eps, F32, BF16, to);
+    else
+        normalise_as(x, weight, size, eps, BF16, BF16, to);
+}
+
+/* to = gate / (1 + exp(-gate)), rounded, times up, rounded; all lie in memory as ``held``. In place
+ * if to == gate. */
+INLINE void gated_as(const void *gate, const void *up, long size, int held, int type, void *to) {
+    for (long i = 0; i + LANES <= size; i += LANES) {
+        vf g = load(gate, i, held);
+        vf silu = round_all(g / (1.0f + exp_of(-g)), type);
+        store(to, i, round_all(silu * load(up, i, held), type), held);
+    }
+    for (long i = size / LANES * LANES; i < size; i++) {
+        float g = load_one(gate, i, held), silu = round_one(g / (1.0f + expf(-g)), type);
+        store_one(to, i, round_one(silu * load_one(up, i, held), type), held);
+    }
+}
+
+ONCE static void gated(const void *gate, const void *up, long size, int held, int type, void *to) {
+    if (type == F32)
+        gated_as(gate, up, size, F32, F32, to);
+    else if (held == F32)
+        gated_as(gate, up, size, F32, BF16, to);
+    else
+        gated_as(gate, up, size, BF16, BF16, to);
+}
+
+static int goes_many(const Linear *of, long num, long x_type) {
+    return has_tiles && of->type == BF16 && x_type == BF16 && num >= MANY && of->inputs <= DEEP;
+}
+
+/* Floats of ``space`` for multiply_rows. */
+long multiply_floats(const Linear *of, long num, long x_type, long y_type) {
+    if (goes_many(of, num, x_type)) return 0;
+    return filled_tiles(num) * ((of->inputs + 1) / 2) + num * chunks_of(of->inputs)
+           + (x_type == F32 ? 0 : num * of->inputs) + (y_type == F32 ? 0 : num * of->rows);
+}
+
+/* y [num, rows] = x [num, inputs] weight^T + bias, each of its own type. */
+void multiply_rows(const Linear *of, long num, const void *x, long x_type, float *space, void *y,
+                   long y_type, long num_threads) {
+    const long size = of->inputs, wide = x_type == F32, many = goes_many(of, num, x_type);
+    uint16_t *pairs = (uint16_t *)space;
+    float *steps = space + filled_tiles(num) * ((size + 1) / 2);
+    float *widened = steps + num * chunks_of(size), *sums = widened + (wide ? 0 : num * size);
+    const Inputs in = {wide ? x : widened, pairs, steps};
 #pragma omp parallel num_threads((int)num_threads)
     {
 #pragma omp for schedule(static)
-        for (long t = 0; t < num; t++) narrow(of, in, t);
-        multiply(of, num, in, y, (int)round_to);
+        for (long t = 0; t < num * !many; t++) {
+            for (long i = 0; i < size && !wide; i++)
+                widened[t * size + i] = load_one(x, t * size + i, BF16);
+            narrow(of, in, t);
+        }
+        if (many) multiply_many(of, num, x, y, (int)y_type);
+        else multiply(of, num, in, y_type == F32 ? y : sums, (int)y_type);
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (long i = 0; i < num * of->rows * !(many || y_type == F32); i++)
+            store_one(y, i, sums[i], BF16);
     }
 }
 
@@ -59,19 +110,21 @@ void pack_rows(const void *weight, long type, long rows, long inputs, int16_t *r
 }
 
 /* Norms of x [num, size]. */
-void normalise_rows(const float *x, const void *weight, long num, long size, float eps, long type,
-                    float *to, long num_threads) {
+void normalise_rows(const char *x, const void *weight, long num, long size, float eps, long type,
+                    char *to, long num_threads) {
+    const long bytes = size * sizes[type];
 #pragma omp parallel for num_threads((int)num_threads) schedule(static)
     for (long n = 0; n < num; n++)
-        normalise(x + n * size, weight, size, eps, (int)type, to + n * size);
+        normalise(x + n * bytes, weight, size, eps, (int)type, (int)type, to + n * bytes);
 }
 
 /* What comes before an MLP's last product, from gate and up [num, size]. */
-void gate_rows(const float *gate, const float *up, long num, long size, long type, float *to,
+void gate_rows(const char *gate, const char *up, long num, long size, long type, char *to,
                long num_threads) {
+    const long bytes = size * sizes[type];
 #pragma omp parallel for num_threads((int)num_threads) schedule(static)
     for (long n = 0; n < num; n++)
-        gated(gate + n * size, up + n * size, size, (int)type, to + n * size);
+        gated(gate + n * bytes, up + n * bytes, size, (int)type, (int)type, to + n * bytes);
 }
 
 /* Floats of ``Step.scratch`` for attend_rows. */
@@ -89,9 +142,9 @@ void keep_pages(const Model *of, long pages, const float *x, void *cache, long n
 }
 
 /* Attention of queries [T, H, E] of a step whose keys and values are written already. */
-void attend_rows(const Model *of, const Layer *layer, const Step *step, const float *query,
-                 float *out) {
+void attend_rows(const Model *of, const Layer *layer, const Step *step, const void *query,
+                 void *out) {
 #pragma omp parallel num_threads((int)step->num_threads)
-    attend_all(of, layer, step, query,
+    attend_all(of, layer, step, (int)of->type, query,
                step->scratch + omp_get_thread_num() * attention_scratch(of, step), out);
 }

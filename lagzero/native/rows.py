@@ -28,4 +28,4 @@ def install_rows(policy: Any) -> None:
             norms += [layer.self_attn.q_norm, layer.self_attn.k_norm]
         for norm in norms:
             install(norm, norm_forward, (kernels, eps))
-        install(layer.mlp, mlp_forward, gate)
+        install(layer.mlp, mlp_forward, (gate, kernels.back))

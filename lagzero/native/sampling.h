@@ -40,15 +40,26 @@ ONCE static float logprob_of(float logit, float top, float temperature, double t
 }
 
 static long place_of_top(const float *logits, long size) {
-    vf most = (vf){} - INFINITY;
-    long whole = size / LANES * LANES, at = 0;
-    for (long i = 0; i < whole; i += LANES) {
-        vf each = *(const vf_any *)(logits + i);
+    vf most = (vf){} - INFINITY, more = most;
+    long whole = size / LANES * LANES, i = 0, at = 0;
+    for (; i + LANES < whole; i += 2 * LANES) { /* two by turns, which need not wait */
+        vf each = load(logits, i, F32), next = load(logits, i + LANES, F32);
+        most = pick(each > most, each, most);
+        more = pick(next > more, next, more);
+    }
+    for (; i < whole; i += LANES) {
+        vf each = load(logits, i, F32);
         most = pick(each > most, each, most);
     }
+    most = pick(more > most, more, most);
     float top = -INFINITY;
-    for (int i = 0; i < LANES; i++) top = most[i] > top ? most[i] : top;
-    for (long i = whole; i < size; i++) top = logits[i] > top ? logits[i] : top;
+    for (i = 0; i < LANES; i++) top = most[i] > top ? most[i] : top;
+    for (i = whole; i < size; i++) top = logits[i] > top ? logits[i] : top;
+    for (; at + PART <= size; at += PART) { /* past the parts without it */
+        vi found = {};
+        for (i = 0; i < PART; i += LANES) found |= load(logits, at + i, F32) == top;
+        if (sum_of((vf)(found & (vi)all(1.0f))) > 0) break;
+    }
     while (at < size && logits[at] != top) at++;
     return at;
 }
@@ -96,14 +107,26 @@ void draw(const float *logits, long num, long size, const float *temperatures,
     }
 }
 
+/* A row of logits as float32: itself, or widened into ``space`` [size]. */
+INLINE const float *widened(const void *logits, long row, long size, int type, float *space) {
+    if (type == F32) return (const float *)logits + row * size;
+    long i = 0;
+    for (; i + LANES <= size; i += LANES)
+        *(vf_any *)(space + i) = load(logits, row * size + i, type);
+    for (; i < size; i++) space[i] = load_one(logits, row * size + i, type);
+    return space;
+}
+
 /* For logits [num, size] / temperature: log-probs [num] of targets [num], entropies [num] in nats
- * and log sums of exp [num]. NaN where a row holds NaN, +inf or nothing but -inf. */
-void score_tokens(const float *logits, long num, long size, float temperature,
-                  const int64_t *targets, long num_threads, float *logprobs, float *entropies,
-                  float *normalisers) {
+ * and log sums of exp [num]. NaN where a row holds NaN, +inf or nothing but -inf. ``space`` is
+ * [num_threads, size]. */
+void score_tokens(const void *logits, long type, long num, long size, float temperature,
+                  const int64_t *targets, long num_threads, float *space, float *logprobs,
+                  float *entropies, float *normalisers) {
 #pragma omp parallel for num_threads((int)num_threads) schedule(dynamic, 1)
     for (long row = 0; row < num; row++) {
-        const float *of = logits + row * size;
+        const float *of =
+            widened(logits, row, size, (int)type, space + omp_get_thread_num() * size);
         float weights[PART];
         long id = place_of_top(of, size);
         float top = id < size ? of[id] : NAN;
@@ -116,5 +139,39 @@ void score_tokens(const float *logits, long num, long size, float temperature,
         logprobs[row] = logprob_of(of[targets[row]], top, temperature, total);
         entropies[row] = (float)(log(total) - moment / (total * temperature));
         normalisers[row] = (float)((double)top / temperature + log(total));
+    }
+}
+
+/* d / dz of a log-prob times ``of_logprob`` and of the entropy times ``of_entropy``, z = logits /
+ * temperature: (v = target) - p_v, and -p_v (log p_v + entropy). */
+INLINE vf slope_of(vf logit, float temperature, float normaliser, float entropy, float of_logprob,
+                   float of_entropy) {
+    vf logprob = logit / temperature - normaliser, share = exp_of(logprob);
+    if (of_entropy == 0) return share * -of_logprob / temperature;
+    vf extra = pick(share == 0, (vf){}, (logprob + entropy) * of_entropy);
+    return -share * (extra + of_logprob) / temperature;
+}
+
+/* ``out`` [num, size], of the logits' type: their gradient, from those [num] of what
+ * ``score_tokens`` returned. */
+void score_back(const void *logits, long type, long num, long size, float temperature,
+                const int64_t *targets, const float *normalisers, const float *entropies,
+                const float *of_logprobs, const float *of_entropies, long num_threads, void *out) {
+#pragma omp parallel for num_threads((int)num_threads) schedule(static)
+    for (long row = 0; row < num; row++) {
+        const float of_logprob = of_logprobs[row], of_entropy = of_entropies[row];
+        long i = row * size;
+        for (; i + LANES <= (row + 1) * size; i += LANES)
+            store(out, i, slope_of(load(logits, i, (int)type), temperature, normalisers[row],
+                                   entropies[row], of_logprob, of_entropy), (int)type);
+        for (; i < (row + 1) * size; i++)
+            store_one(out, i, slope_of(all(load_one(logits, i, (int)type)), temperature,
+                                       normalisers[row], entropies[row], of_logprob,
+                                       of_entropy)[0], (int)type);
+        i = row * size + targets[row];
+        vf chosen = all(load_one(logits, i, (int)type));
+        float slope = slope_of(chosen, temperature, normalisers[row], entropies[row], of_logprob,
+                               of_entropy)[0];
+        store_one(out, i, slope + of_logprob / temperature, (int)type);
     }
 }

@@ -35,6 +35,17 @@ _ROW = (
     "scratch",
     "logits",
 )
+_BACK_SIZES = (
+    "num_tokens",
+    "table_width",
+    "heads",
+    "kv_heads",
+    "head_size",
+    "window",
+    "type",
+    "num_threads",
+    "longest",
+)
 
 
 class Linear(ctypes.Structure):
@@ -82,4 +93,17 @@ class Step(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_long) for name in _COUNTS),
         *((name, ctypes.c_void_p) for name in _ROW),
+    )
+
+
+class AttendBack(ctypes.Structure):
+    """One row whose gradients of attention are wanted."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("query", "key", "value", "grad")),
+        *((name, ctypes.c_void_p) for name in ("to_query", "to_key", "to_value")),
+        *((name, ctypes.c_void_p) for name in ("positions", "sequences", "tables", "scratch")),
+        *((name, ctypes.c_int64) for name in _BACK_SIZES),
+        ("parts", ctypes.c_int64 * 4 * 9),  # the library's own, as ``longest`` is
+        ("scale", ctypes.c_float),
     )

@@ -19,6 +19,7 @@ typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef float vf_any __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
 typedef uint16_t vh_any __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef int16_t vs __attribute__((vector_size(2 * LANES)));
 typedef int16_t vs_any __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
@@ -79,6 +80,8 @@ INLINE float load_one(const void *from, long at, int type) {
     return wide.value;
 }
 
+INLINE vf pick(vi which, vf yes, vf no) { return (vf)((which & (vi)yes) | (~which & (vi)no)); }
+
 /* To the nearest bfloat16, ties to even; infinities stay, NaN stays NaN. */
 INLINE float round_one(float value, int type) {
     if (type == F32 || value != value) return value;
@@ -88,10 +91,30 @@ INLINE float round_one(float value, int type) {
     return wide.value;
 }
 
+INLINE vf round_all(vf values, int type) {
+    if (type == F32) return values;
+    vu bits = (vu)values;
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
+    return pick(values == values, (vf)bits, values);
+}
+
 INLINE void store_one(void *to, long at, float value, int type) {
     if (type == F32) { ((float *)to)[at] = value; return; }
     union { float value; uint32_t bits; } wide = {round_one(value, BF16)};
     ((uint16_t *)to)[at] = (uint16_t)(wide.bits >> 16);
+}
+
+INLINE void store(void *to, long at, vf values, int type) {
+    if (type == F32) {
+        *(vf_any *)((float *)to + at) = values;
+        return;
+    }
+    const vu bits = (vu)round_all(values, BF16) >> 16;
+#if LANES == 16
+    _mm256_storeu_si256((__m256i *)((uint16_t *)to + at), _mm512_cvtepi32_epi16((__m512i)bits));
+#else
+    *(vh_any *)((uint16_t *)to + at) = __builtin_convertvector(bits, vh);
+#endif
 }
 
 /* a b + c in one rounding, where the machine has it. Written out, and the compiler forbidden to do
@@ -110,8 +133,6 @@ INLINE vf fused(vf a, vf b, vf c) {
 }
 
 INLINE vf all(float value) { return (vf){} + value; }
-
-INLINE vf pick(vi which, vf yes, vf no) { return (vf)((which & (vi)yes) | (~which & (vi)no)); }
 
 INLINE float sum_of(vf v) {
     for (int width = LANES / 2; width; width /= 2) {
@@ -158,6 +179,21 @@ INLINE vf sums_of_8(vf a, vf b, vf c, vf d, vf e, vf f, vf g, vf h) {
     a = FOLD(a, c, 2), b = FOLD(b, d, 2);
     return FOLD(a, b, 1);
 #endif
+}
+
+/* LANES rows as columns. */
+INLINE void transpose(vf rows[LANES]) {
+#define EXCHANGE(WIDTH_, LOW)                                                                      \
+    _Pragma("GCC unroll 16") for (int i = 0; i < LANES; i++) if (!(i & WIDTH_)) {                  \
+        vf a = rows[i], b = rows[i + WIDTH_];                                                      \
+        rows[i] = __builtin_shuffle(a, b, LOW);                                                    \
+        rows[i + WIDTH_] = __builtin_shuffle(a, b, LOW + WIDTH_);                                  \
+    }
+#if LANES == 16
+    EXCHANGE(8, LOW_8)
+#endif
+    EXCHANGE(4, LOW_4) EXCHANGE(2, LOW_2) EXCHANGE(1, LOW_1)
+#undef EXCHANGE
 }
 
 /* exp, 0 below e^-87: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].

@@ -61,7 +61,31 @@ ProductType = Literal["same", "int16"]
 Score = Callable[
     [torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ]
-"""(logits [N, V] float32, targets [N], temperature) to log-probs, entropies and normalisers [N]."""
+"""(logits [N, V], targets [N], temperature) to log-probs, entropies and normalisers [N]."""
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Backward passes, from the gradient of a result and what it was made of, in the types of that.
+
+    multiply(grad [..., M], inputs, weight, total [M, K] float32 or None) gives the gradient of the
+    inputs and adds the weight's to ``total``, or it gives None, having added nothing;
+    normalise(grad, x, weight, eps, wanted) gives those of x and, where wanted, weight;
+    gate(grad, gates, ups) those of silu(gates) * ups; attend(grad, query [T, H, E], key, value
+    [T, G, E], places, scale, window) those of query, key and value, whose pages are of one token
+    each; score(logits [N, V], targets, temperature, (entropies, normalisers), gradients of
+    log-probs [N], of entropies [N] or None) that of logits.
+    """
+
+    multiply: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor | None]
+    normalise: Callable[[Tensor, Tensor, Tensor, float, bool], tuple[Tensor, Tensor | None]]
+    gate: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    attend: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Places, float, int | None], tuple[Tensor, Tensor, Tensor]
+    ]
+    score: Callable[[Tensor, Tensor, float, tuple[Tensor, Tensor], Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +96,8 @@ class Kernels:
     [..., M], in float32 with ``wide``; normalise(x [..., K], weight [K], eps) gives
     weight * x / sqrt(mean(x^2) + eps); attend(query [T, H, E], keys, values [P, G, S, E], places,
     scale, window) gives softmax(scale query key^T) value [T, H, E] from pages of S tokens.
+
+    Their backward passes are ``back``, or torch's where that is None.
     """
 
     multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, bool], torch.Tensor]
@@ -80,6 +106,7 @@ class Kernels:
         [torch.Tensor, torch.Tensor, torch.Tensor, Places, float, int | None], torch.Tensor
     ]
     score: Score
+    back: Gradients | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """A trainer's forward pass through the functions that the engine decodes by, with gradients.
 
 Which functions, says a set of ``Kernels``: the C library's on a CPU, Triton's on a GPU. A row of
-their results depends on that row alone, so the forward pass gives the engine's bits; the backward
-pass is torch's ordinary one, since nobody repeats gradients. What is elementwise in a model
+their results depends on that row alone, so the forward pass gives the engine's bits. The backward
+pass is the kernels' own where they have one, else torch's ordinary one; nobody repeats gradients,
+so neither keeps to the order of another. What is elementwise in a model
 (residual sums, rotary products) is left to its own modules: one rounded operation a number has one
 result.
 
-A matrix that has a float32 gradient already gets its part added there in place, and autograd none:
-so nothing as large as the weights is made for each row, and none twice for a tied embedding.
+A matrix that has a float32 gradient already (of its own, or ``main_grad``, which an optimiser keeps
+for smaller types) gets its part added there in place, and autograd none: so nothing as large as the
+weights is made for each row, and none twice for a tied embedding.
 
 Letters: T tokens of the row, S segments, H query heads, G key/value heads, E head size.
 """
@@ -25,18 +27,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lagzero.numerics.exact import Kernels, Places, linear_gradients
+from lagzero.numerics.exact import Gradients, Kernels, Places, linear_gradients
 from lagzero.numerics.packed import PackedPlan
 from lagzero.numerics.precision import has_fast_bfloat16
 from lagzero.types import Array
 
+MAIN_GRAD = "main_grad"  # attribute of a weight of a smaller type: its gradient in float32
 
-def _grown(weight: torch.Tensor, *parts: torch.Tensor) -> torch.Tensor | None:
-    """Return the gradient that a weight has, if parts of one of these types are added to it."""
-    if not weight.is_leaf or weight.grad is None:
+
+def _main_grad(weight: torch.Tensor) -> torch.Tensor | None:
+    """Return the float32 gradient that a weight has already, or that an optimiser keeps for it."""
+    if not weight.is_leaf:
         return None
-    alike = {each.dtype for each in (weight, weight.grad, *parts)} == {torch.float32}
-    return weight.grad if alike else None
+    grad = weight.grad if weight.dtype == torch.float32 else getattr(weight, MAIN_GRAD, None)
+    return grad if grad is not None and grad.dtype == torch.float32 else None
 
 
 class _Multiply(torch.autograd.Function):
@@ -52,16 +56,23 @@ class _Multiply(torch.autograd.Function):
         ctx.save_for_backward(inputs, weight)
         ctx.weight = weight  # itself: what is saved is another object, which knows no gradient
         ctx.wide, ctx.bias_dtype = wide, None if bias is None else bias.dtype
+        ctx.back = None if wide else kernels.back
         return kernels.multiply(inputs, weight, bias, wide)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
+        wants, total = list(ctx.needs_input_grad), _main_grad(ctx.weight)
+        if ctx.back is not None and not wants[2] and wants[1] <= (total is not None):
+            to_inputs = ctx.back.multiply(grads[0], inputs, weight, total if wants[1] else None)
+            if to_inputs is not None:
+                return to_inputs, None, None, None, None
         slow = inputs.dtype == torch.bfloat16 and not has_fast_bfloat16(inputs.device)
-        widen, wants = ctx.wide or slow, list(ctx.needs_input_grad)
-        if wants[1] and (total := _grown(ctx.weight, grads[0], inputs)) is not None:
+        alike = grads[0].dtype == inputs.dtype == weight.dtype == torch.float32
+        if wants[1] and total is not None and alike:
             total.addmm_(grads[0].flatten(0, -2).t(), inputs.flatten(0, -2))
             wants[1] = False
+        widen = ctx.wide or slow
         gradients = linear_gradients(grads[0], inputs, weight, ctx.bias_dtype, wants, widen)
         return *gradients, None, None
 
@@ -78,12 +89,12 @@ class _Embed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (ids,), weight = ctx.saved_tensors, ctx.weight
-        total = _grown(weight, grads[0])
+        total = _main_grad(weight)
         given = torch.zeros_like(weight) if total is None else total
         ids, rows = ids.flatten(), grads[0].flatten(0, -2)
         if ctx.padding is not None:
             rows = rows.masked_fill((ids == ctx.padding).unsqueeze(-1), 0)
-        given.index_add_(0, ids, rows)
+        given.index_add_(0, ids, rows.to(given.dtype))
         return None, given if total is None else None, None
 
 
@@ -95,12 +106,15 @@ class _Normalise(torch.autograd.Function):
         ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, eps: float, kernels: Kernels
     ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.eps = eps
+        ctx.eps, ctx.back = eps, kernels.back
         return kernels.normalise(inputs, weight, eps)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
+        if ctx.back is not None:
+            wanted = ctx.needs_input_grad[1]
+            return *ctx.back.normalise(grads[0], inputs, weight, ctx.eps, wanted), None, None
         rows, grad = inputs.float(), grads[0].float()
         factor = torch.rsqrt(rows.square().mean(-1, keepdim=True) + ctx.eps)
         unit = rows * factor
@@ -118,19 +132,27 @@ Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 class _Gate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gates: torch.Tensor, ups: torch.Tensor, gate: Gate) -> torch.Tensor:
+    def forward(
+        ctx: Any, gates: torch.Tensor, ups: torch.Tensor, gate: Gate, back: Gradients | None
+    ) -> torch.Tensor:
         ctx.save_for_backward(gates, ups)
+        ctx.back = back
         return gate(gates, ups)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gates, ups = ctx.saved_tensors
+        if ctx.back is not None:
+            return *ctx.back.gate(grads[0], gates, ups), None, None
         to_gates = torch.ops.aten.silu_backward(grads[0] * ups, gates)
-        return to_gates, F.silu(gates).mul_(grads[0]), None
+        return to_gates, F.silu(gates).mul_(grads[0]), None, None
+
+
+Back = Callable[..., tuple[torch.Tensor, ...]]
 
 
 class _Attend(torch.autograd.Function):
-    """The backward pass is that of the plain plan, whose scores it computes again."""
+    """The backward pass computes scores again; ``back`` gets the gradient and the inputs."""
 
     @staticmethod
     def forward(
@@ -139,18 +161,15 @@ class _Attend(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         forward: Callable[..., torch.Tensor],
-        plain: Callable[..., torch.Tensor],
+        back: Back,
     ) -> torch.Tensor:
         ctx.save_for_backward(query, key, value)
-        ctx.plain = plain
+        ctx.back = back
         return forward(query, key, value)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        leaves = [each.detach().requires_grad_() for each in ctx.saved_tensors]
-        with torch.enable_grad():
-            out = ctx.plain(*leaves)
-        return *torch.autograd.grad(out, leaves, grads[0]), None, None
+        return *ctx.back(grads[0], *ctx.saved_tensors), None, None
 
 
 class RowPlan:
@@ -209,12 +228,20 @@ class RowPlan:
             pages = key.unsqueeze(2), value.unsqueeze(2)  # of one token each
             return self._kernels.attend(query, *pages, self._places, scale, window)
 
-        def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            return self._plain.attend(layer, query, key, value, scale, window)
+        def back(
+            grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+        ) -> tuple[torch.Tensor, ...]:
+            by = self._kernels.back
+            if by is not None:
+                return by.attend(grad, query, key, value, self._places, scale, window)
+            query, key, value = (each.detach().requires_grad_() for each in (query, key, value))
+            with torch.enable_grad():
+                out = self._plain.attend(layer, query, key, value, scale, window)
+            return torch.autograd.grad(out, (query, key, value), grad)
 
         if not torch.is_grad_enabled():
             return forward(query, key, value)
-        return _Attend.apply(query, key, value, forward, plain)
+        return _Attend.apply(query, key, value, forward, back)
 
 
 def linear_forward(module: Any, how: tuple[Kernels, bool], inputs: torch.Tensor) -> torch.Tensor:
@@ -240,9 +267,15 @@ def norm_forward(module: Any, how: tuple[Kernels, float], inputs: torch.Tensor) 
     return _Normalise.apply(inputs, module.weight, eps, kernels)
 
 
-def mlp_forward(module: Any, gate: Gate, inputs: torch.Tensor) -> torch.Tensor:
-    """Run down(silu(gate(x)) * up(x)). ``gate(gates, ups)`` returns silu(gates) * ups."""
+def mlp_forward(
+    module: Any, how: tuple[Gate, Gradients | None], inputs: torch.Tensor
+) -> torch.Tensor:
+    """Run down(silu(gate(x)) * up(x)).
+
+    ``how``: what returns silu(gates) * ups, and its backward pass, or None.
+    """
+    gate, back = how
     gates, ups = module.gate_proj(inputs), module.up_proj(inputs)
     if not torch.is_grad_enabled():
         return module.down_proj(gate(gates, ups))
-    return module.down_proj(_Gate.apply(gates, ups, gate))
+    return module.down_proj(_Gate.apply(gates, ups, gate, back))

@@ -15,17 +15,17 @@ from typing import Any, Literal
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from lagzero.numerics.exact import Score
+from lagzero.numerics.exact import Kernels
 
 _CACHED_LOGITS = 1 << 18  # 1 MiB of float32
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 """Hidden states [n, D] to logits [n, V]."""
 
-Tail = Literal["fast", "exact"] | Score
+Tail = Literal["fast", "exact"] | Kernels
 """How log-probs are taken from logits; only their last bits differ.
 
-fast: by the shortest way; exact: by ``torch.log_softmax``; or by the kernel that a sampler takes
+fast: by the shortest way; exact: by ``torch.log_softmax``; or by the kernels that a sampler takes
 them by, for the same bits.
 """
 
@@ -109,10 +109,11 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy_gradient: bool,
         tail: Tail,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if callable(tail):
-            logprobs, entropies, normaliser = tail(logits, targets, temperature)
+        if isinstance(tail, Kernels):
+            logprobs, entropies, normaliser = tail.score(logits, targets, temperature)
         else:
             logprobs, entropies, normaliser = _by_torch(logits, targets, temperature, tail)
+        ctx.back = tail.back if isinstance(tail, Kernels) else None
         ctx.save_for_backward(logits, targets, normaliser, entropies)
         ctx.temperature, ctx.entropy_gradient = temperature, entropy_gradient
         if not entropy_gradient:
@@ -122,6 +123,10 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         logits, targets, normaliser, entropies = ctx.saved_tensors
+        if ctx.back is not None:
+            of = grads[0], grads[1] if ctx.entropy_gradient else None
+            given = ctx.back.score(logits, targets, ctx.temperature, (entropies, normaliser), *of)
+            return given, None, None, None, None
         grad_logprobs, grad_entropies = (g.unsqueeze(-1) for g in grads)
         out = torch.empty_like(logits)
         for rows in _blocks(logits):

@@ -65,7 +65,7 @@ class Policy:
         """How log-probs are taken from logits."""
         if self.exact is None:
             return "fast"
-        return "exact" if self.exact.kernels is None else self.exact.kernels.score
+        return self.exact.kernels or "exact"
 
     @property
     def context_limit(self) -> int:
@@ -93,12 +93,15 @@ class Policy:
 
         The head multiplies in the model's type, or in float32 with ``fp32_head``; what the model
         does to its logits afterwards (soft capping, scaling) is done in float32. Trainer and engine
-        both come here, so their heads cannot differ.
+        both come here, so their heads cannot differ. A trainer that computes in C gets them in the
+        type that the head gives, and takes log-probs from them as they are.
         """
         num = len(hidden)
         if self.tail == "exact":
             hidden = pad_rows(hidden, whole_rows(num))
         logits = self._head(hidden)
+        if self.exact is not None and self.exact.native:
+            return logits  # none of the models that it knows does anything more
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         config = self.module.config.get_text_config()
         if (factor := getattr(config, "logit_scale", None)) is not None:

@@ -14,6 +14,7 @@ import torch
 from lagzero.config import OptimizerConfig
 from lagzero.errors import LagzeroError
 from lagzero.numerics.memory import lazy_zeros
+from lagzero.numerics.rows import MAIN_GRAD
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -102,7 +103,8 @@ class Optimizer:
     def _mover(self, name: str) -> Callable[[torch.Tensor], None]:
         def move(parameter: torch.Tensor) -> None:
             master, grad = self._masters[name], parameter.grad
-            assert grad is not None  # the hook runs only after accumulation
+            if grad is None:  # it was added to ``main_grad``
+                return
             if master.grad is None:
                 master.grad = grad.float()
             else:
@@ -145,27 +147,30 @@ class Optimizer:
         return value
 
     def begin(self, zeros: bool = False) -> None:
-        """Drop all gradients. With ``zeros`` float32 parameters get new ones, of zeros.
+        """Drop all gradients. With ``zeros`` float32 weights and masters get new ones, of zeros.
 
-        Those lie in memory of their own, which goes back to the system when they are dropped: so
-        nothing of them is left while a step samples.
+        A parameter whose master another is knows the master's as ``main_grad``: who adds to it
+        there leaves nothing for autograd to add. They lie in memory of their own, which goes back
+        to the system when they are dropped: so nothing of them is left while a step samples.
         """
         self.clear()
-        owners = [m for n, m in self._masters.items() if zeros and m is self._parameters[n]]
-        owners = [m for m in owners if m.dtype == torch.float32]
+        owners = {n: m for n, m in self._masters.items() if zeros and m.dtype == torch.float32}
         if not owners:
             return
-        size, device = sum(m.numel() for m in owners), owners[0].device
-        space = lazy_zeros((size,), torch.float32, device)
-        parts = space.split([m.numel() for m in owners])
-        for master, part in zip(owners, parts, strict=True):
+        size = sum(m.numel() for m in owners.values())
+        space = lazy_zeros((size,), torch.float32, next(iter(owners.values())).device)
+        parts = space.split([m.numel() for m in owners.values()])
+        for (name, master), part in zip(owners.items(), parts, strict=True):
             master.grad = part.view_as(master)
+            if master is not self._parameters[name]:
+                setattr(self._parameters[name], MAIN_GRAD, master.grad)
 
     def clear(self) -> None:
         """Drop all gradients."""
         for name, master in self._masters.items():
-            master.grad = None
-            self._parameters[name].grad = None
+            master.grad = self._parameters[name].grad = None
+            if hasattr(self._parameters[name], MAIN_GRAD):
+                delattr(self._parameters[name], MAIN_GRAD)
 
     @torch.no_grad()
     def _write_back(self) -> None:

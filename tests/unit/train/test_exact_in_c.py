@@ -53,7 +53,11 @@ def in_c(
     policy = tiny_policy(family, dtype)
     policy.fp32_head, policy.products = fp32_head, products
     policy = make_exact(policy, decoder="native")
-    assert policy.exact.native and policy.native is not None and policy.tail is kernels.score
+    assert (
+        policy.exact.native
+        and policy.native is not None
+        and policy.tail is kernels.kernels_of(products)
+    )
     return policy
 
 
