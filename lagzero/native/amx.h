@@ -28,7 +28,8 @@ __attribute__((constructor)) static void ask_for_tiles(void) {
 
 /* Sums in tiles 0 to 3, left factors in 4 and 5 of these numbers of rows, right ones in 6 and 7. */
 static void shape_tiles(long upper, long lower) {
-    struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape = {.palette = 1};
+    struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape = {
+        .palette = 1};
     const long rows[8] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
     for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = (uint8_t)rows[i];
     _tile_loadconfig(&shape);

@@ -1,5 +1,5 @@
-/* Products of a trainer's many rows by the matrix unit: y = x W^T with the bits of ``multiply``, and
- * its gradients. Rows are the left factor, as they lie; each thread pairs the right one, TWO
+/* Products of a trainer's many rows by the matrix unit: y = x W^T with the bits of ``multiply``,
+ * and its gradients. Rows are the left factor, as they lie; each thread pairs the right one, TWO
  * columns at a time.
  *
  * Letters: T rows, K inputs of a layer, M its outputs.
@@ -64,8 +64,8 @@ static void write_rows(const float *sums, long rows, long columns, const void *b
         vf more = {};
         for (long i = 0; i < some && bias; i++) more[i] = load_one(bias, from + i, type);
         for (long row = 0; row < rows; row++)
-            write_16(to, at + row * size + from, some, *(const vf *)(sums + row * TWO + from) + more,
-                     type);
+            write_16(to, at + row * size + from, some,
+                     *(const vf *)(sums + row * TWO + from) + more, type);
     }
 }
 
@@ -178,7 +178,7 @@ long has_products_back(const Linear *of) {
 /* Numbers of ``paired``. */
 long paired_size(const Linear *of, long num) { return (num + 31) / 32 * 32 * of->inputs; }
 
-/* The gradients of y = x weight^T, of grad [num, M]: ``to`` [num, K], or null; and that of the
+/* The gradients of y = x weight^T, of grad [num, M]: ``to`` [num, K]; and that of the
  * weight is added to ``total`` [M, K], or null. ``paired`` is space. */
 void multiply_back(const Linear *of, long num, const uint16_t *grad, const uint16_t *x,
                    uint16_t *paired, uint16_t *to, float *total, long num_threads) {
@@ -189,7 +189,7 @@ void multiply_back(const Linear *of, long num, const uint16_t *grad, const uint1
 #pragma omp parallel num_threads((int)num_threads)
     {
 #pragma omp for schedule(dynamic, 1) nowait
-        for (long work = 0; work < columns * panels * !!to; work++) {
+        for (long work = 0; work < columns * panels; work++) {
             const long t = work / columns * PANEL_ROWS;
             inputs_back(of, work % columns * TWO, at_most(num - t, PANEL_ROWS), grad + t * M,
                         to + t * K);

@@ -64,13 +64,6 @@ ONCE static void gated(const void *gate, const void *up, long size, int held, in
         gated_as(gate, up, size, BF16, BF16, to);
 }
 
-/* Numbers from ``at`` on, of one type, to the same place as another. */
-static void copy(const void *from, int type, long at, long num, void *to, int to_type) {
-    const long end = at + num;
-    for (; at + LANES <= end; at += LANES) store(to, at, load(from, at, type), to_type);
-    for (; at < end; at++) store_one(to, at, load_one(from, at, type), to_type);
-}
-
 static int goes_many(const Linear *of, long num, long x_type) {
     return has_tiles && of->type == BF16 && x_type == BF16 && num >= MANY && of->inputs <= DEEP;
 }
@@ -94,7 +87,7 @@ void multiply_rows(const Linear *of, long num, const void *x, long x_type, float
     {
 #pragma omp for schedule(static)
         for (long t = 0; t < num * !many; t++) {
-            if (!wide) copy(x, BF16, t * size, size, widened, F32);
+            if (!wide) copy(x, BF16, t * size, size, widened, t * size, F32);
             narrow(of, in, t);
         }
         if (many) multiply_many(of, num, x, y, (int)y_type);
@@ -102,7 +95,7 @@ void multiply_rows(const Linear *of, long num, const void *x, long x_type, float
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (long t = 0; t < num * !(many || y_type == F32); t++)
-            copy(sums, F32, t * of->rows, of->rows, y, BF16);
+            copy(sums, F32, t * of->rows, of->rows, y, t * of->rows, BF16);
     }
 }
 

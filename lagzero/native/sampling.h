@@ -110,10 +110,7 @@ void draw(const float *logits, long num, long size, const float *temperatures,
 /* A row of logits as float32: itself, or widened into ``space`` [size]. */
 INLINE const float *widened(const void *logits, long row, long size, int type, float *space) {
     if (type == F32) return (const float *)logits + row * size;
-    long i = 0;
-    for (; i + LANES <= size; i += LANES)
-        *(vf_any *)(space + i) = load(logits, row * size + i, type);
-    for (; i < size; i++) space[i] = load_one(logits, row * size + i, type);
+    copy(logits, BF16, row * size, size, space, 0, F32);
     return space;
 }
 

@@ -117,6 +117,14 @@ INLINE void store(void *to, long at, vf values, int type) {
 #endif
 }
 
+/* Numbers from ``at`` on, of one type, to ``place`` on as another. */
+INLINE void copy(const void *from, int type, long at, long num, void *to, long place, int to_type) {
+    long i = 0;
+    for (; i + LANES <= num; i += LANES)
+        store(to, place + i, load(from, at + i, type), to_type);
+    for (; i < num; i++) store_one(to, place + i, load_one(from, at + i, type), to_type);
+}
+
 /* a b + c in one rounding, where the machine has it. Written out, and the compiler forbidden to do
  * so by itself (-ffp-contract=off): what it chose for one loop it did not for another. */
 INLINE vf fused(vf a, vf b, vf c) {

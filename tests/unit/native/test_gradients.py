@@ -130,15 +130,6 @@ def test_products_of_integers_have_the_gradients_of_the_same_inputs():
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
-def on_threads(threads: int, function, *inputs):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        return function(*inputs)
-    finally:
-        torch.set_num_threads(before)
-
-
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=9),
     prompt=st.integers(0, 60),
@@ -147,7 +138,9 @@ def on_threads(threads: int, function, *inputs):
     seed=st.integers(0, 99),
 )
 @settings(max_examples=25, deadline=None)
-def test_bits_depend_on_neither_threads_nor_the_run(lengths, prompt, dtype, window, seed):
+def test_bits_depend_on_neither_threads_nor_the_run(
+    on_threads, lengths, prompt, dtype, window, seed
+):
     facts = packed((prompt, lengths), (3, [8]))
     num = len(facts[0])
     query, key, value, grad = inputs_of(num, 32, dtype, (6, 3))

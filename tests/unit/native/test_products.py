@@ -20,15 +20,6 @@ def random(*shape: int, dtype: torch.dtype = HALF, seed: int = 0) -> torch.Tenso
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
-def on_threads(threads: int, function, *parts):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        return function(*parts)
-    finally:
-        torch.set_num_threads(before)
-
-
 @given(
     num=st.integers(256, 600),
     outputs=st.one_of(st.integers(1, 90), st.integers(250, 290)),
@@ -38,7 +29,7 @@ def on_threads(threads: int, function, *parts):
     biased=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
-def test_many_rows_have_the_bits_of_few(num, outputs, inputs, threads, wide, biased):
+def test_many_rows_have_the_bits_of_few(on_threads, num, outputs, inputs, threads, wide, biased):
     """However a trainer's rows are multiplied, an engine multiplies a few at a time."""
     x, w = random(num, inputs), random(outputs, inputs, seed=1)
     bias = random(outputs, seed=2) if biased else None
@@ -70,7 +61,9 @@ def test_rows_that_are_no_numbers_spoil_no_others():
     threads=st.integers(1, 3),
 )
 @settings(max_examples=40, deadline=None)
-def test_gradients_of_products_are_those_of_the_dense_formula(num, outputs, inputs, threads):
+def test_gradients_of_products_are_those_of_the_dense_formula(
+    on_threads, num, outputs, inputs, threads
+):
     x, w, grad = random(num, inputs), random(outputs, inputs, seed=1), random(num, outputs, seed=2)
     before = random(outputs, inputs, dtype=WIDE, seed=3)
     total = before.clone()

@@ -163,15 +163,6 @@ def test_positions_that_are_no_places_in_the_sequence_are_refused():
         RowPlan(kernels.KERNELS, POSITIONS + 1, SEGMENTS, PARENTS, CPU)
 
 
-def on_threads(threads: int, function, *inputs):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        return function(*inputs)
-    finally:
-        torch.set_num_threads(before)
-
-
 @given(
     num=st.integers(1, 90),
     outputs=st.integers(1, 90),
@@ -181,7 +172,9 @@ def on_threads(threads: int, function, *inputs):
     seed=st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_row_has_the_same_bits_among_any_others(num, outputs, inputs, dtype, threads, seed):
+def test_a_row_has_the_same_bits_among_any_others(
+    on_threads, num, outputs, inputs, dtype, threads, seed
+):
     rng = np.random.default_rng(seed)
     x = random(num, inputs, dtype=dtype, seed=seed)
     w, b = random(outputs, inputs, dtype=dtype), random(outputs, dtype=dtype)
@@ -197,7 +190,9 @@ def test_a_row_has_the_same_bits_among_any_others(num, outputs, inputs, dtype, t
 
 @given(st.integers(0, 999), st.sampled_from(TYPES), st.integers(1, 3), st.sampled_from([None, 5]))
 @settings(max_examples=30, deadline=None)
-def test_a_token_attends_alike_wherever_its_sequence_stands(seed, dtype, threads, window):
+def test_a_token_attends_alike_wherever_its_sequence_stands(
+    on_threads, seed, dtype, threads, window
+):
     """In a row of its own, and behind others as a response to a shared prompt."""
     rng = np.random.default_rng(seed)
     first, prompt, response = rng.integers(1, 40, 3)
