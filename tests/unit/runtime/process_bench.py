@@ -73,7 +73,7 @@ def is_there(pid: int) -> bool:
     """Whether a process exists and is not merely waiting to be collected."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before, or during, the reading
         return False
     return state != "Z"
 
