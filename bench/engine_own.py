@@ -9,10 +9,14 @@ from typing import Any
 import engine_breakdown
 import peers
 
+from lagzero.runtime.cores import limit_spinning
+
 
 def main() -> None:
     """Sample once as one peer, or once with the engine under the stopwatch."""
     job, peer = peers.Job.of_arguments()
+    if peer != "generate":
+        limit_spinning()  # as the command line does, before torch is loaded
     import torch
 
     torch.set_num_threads(job.threads)

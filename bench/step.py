@@ -104,6 +104,9 @@ def _folder(model: str) -> str:
 
 def measure_step(options: argparse.Namespace) -> dict[str, float]:
     """Take two steps with the loop's own parts, a small one first, and report the second."""
+    from lagzero.runtime.cores import limit_spinning
+
+    limit_spinning()  # as the command line does, before torch is loaded
     from lagzero import build
     from lagzero.build_serving import build_serving
     from lagzero.config_load import parse_config

@@ -10,7 +10,6 @@ import asyncio
 import errno
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from lagzero.errors import ConfigError, DataError, LagzeroError
+from lagzero.runtime.cores import limit_spinning
 
 if TYPE_CHECKING:
     from lagzero.config import Config
@@ -32,7 +32,7 @@ _USERS_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPER
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    _let_waiting_threads_rest()
+    limit_spinning()
     parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     simulated = words[:1] == ["simulate"]  # its flags are its own and are read there
@@ -63,17 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted", [])
         return INTERRUPTED
-
-
-def _let_waiting_threads_rest() -> None:
-    """Set how long OpenMP's threads spin, for this process and its engines, unless the user did.
-
-    Math threads wait for each other some hundred times a forward pass. One that spins holds a core
-    on which, beside other work, the last thread could begin (figures in docs/log.md). Read when
-    torch is loaded.
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def _not_understood(words: Sequence[str]) -> str:

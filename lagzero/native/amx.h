@@ -17,6 +17,7 @@
 #define TILE 16      /* rows, columns, and pairs of inputs of a tile */
 #define TWO (2 * TILE) /* also inputs of a tile */
 #define TILE_BYTES 1024
+#define LARGE 8192 /* outputs of a layer that fill no cache */
 #define TILE_PANEL (256 << 10) /* numbers of the tokens that a weight's rows meet in turn */
 
 static int has_tiles; /* Linux lends the unit's registers to a process that asks */
@@ -35,9 +36,9 @@ static void shape_tiles(long upper, long lower) {
     _tile_loadconfig(&shape);
 }
 
-/* Two tiles of rows: where they begin, bytes from row to row and from tile to tile; the memory
- * from ``next`` on, laid out alike, of which ``ahead`` rows are asked for meanwhile. */
-typedef struct { const char *upper, *lower; long stride, step; const char *next; long ahead; } Left;
+/* Two tiles of rows: where they begin, bytes from row to row and from tile to tile; and of the rows
+ * that follow each, which one is asked of memory first meanwhile, and how many are. */
+typedef struct { const char *upper, *lower; long stride, step, next, ahead; } Left;
 typedef struct { const char *left, *right; } Right; /* two tiles of columns, paired */
 
 static Left left_of(const uint16_t *first, long rows, long size) {
@@ -45,20 +46,27 @@ static Left left_of(const uint16_t *first, long rows, long size) {
     return (Left){upper, rows > TILE ? upper + TILE * size * 2 : upper, size * 2, 64, 0, 0};
 }
 
-/* sum += left right, over so many tiles, for the four sums that are in tiles 0 to 3. */
-INLINE void add_products(Left a, Right b, long tiles) {
-    for (long i = 0; i < tiles; i++) {
-        _tile_loadd(4, a.upper + i * a.step, a.stride);
-        _tile_loadd(6, b.left + i * TILE_BYTES, 64);
-        _tile_loadd(7, b.right + i * TILE_BYTES, 64);
-        _tile_loadd(5, a.lower + i * a.step, a.stride);
-        for (long row = 0; row < a.ahead; row++)
-            __builtin_prefetch(a.next + row * a.stride + i * a.step, 0, 2);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+INLINE void ask_for(Left a, long tile) {
+    for (long row = a.next; row < a.next + a.ahead; row++) {
+        __builtin_prefetch(a.upper + row * a.stride + tile * a.step, 0, 2);
+        __builtin_prefetch(a.lower + row * a.stride + tile * a.step, 0, 2);
     }
+}
+
+/* sum += left right, of one tile of each, for the four sums that are in tiles 0 to 3. */
+INLINE void add_products_of(Left a, Right b, long tile) {
+    _tile_loadd(4, a.upper + tile * a.step, a.stride);
+    _tile_loadd(6, b.left + tile * TILE_BYTES, 64);
+    _tile_loadd(7, b.right + tile * TILE_BYTES, 64);
+    _tile_loadd(5, a.lower + tile * a.step, a.stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+}
+
+INLINE void add_products(Left a, Right b, long tiles) {
+    for (long tile = 0; tile < tiles; tile++) add_products_of(a, b, tile);
 }
 
 INLINE void clear_sums(void) {
@@ -79,48 +87,112 @@ INLINE void clear_sums(void) {
         }                                                                                          \
     }
 
-/* y of rows first on times tokens t to last - 1, from sums [rows][tokens]. */
-INLINE void write_turned(const Linear *of, const float *sums, long first, long rows, long t,
-                         long last, float *y, int round_to) {
+/* A product of a weight's rows, and which tokens, paired, they meet: begin to last - 1. */
+typedef struct {
+    const Linear *of, *up; /* ``of`` is the gate that goes with ``up``, if this is not null */
+    const uint16_t *x;
+    long begin, last;
+    float *y;        /* [tokens, rows], rounded */
+    uint16_t *pairs; /* of a gate instead: what the MLP's last product takes in */
+    int round_to;
+} Product;
+
+/* Sums [TWO][TWO] of rows from ``first`` on times tokens from ``t`` on, or of TILE rows of a gate
+ * and of as many that go with it. They are written in parts while the next are added up. */
+typedef struct { const float *sums; long first, rows, t; } Waiting;
+
+/* Rows times TILE tokens, as y has them. What fills no cache goes past it. */
+INLINE void write_turned(const Product *p, const float *sums, long first, long rows, long t) {
+    const long size = p->of->rows;
     vf each[TILE], bias = {};
     for (int i = 0; i < TILE; i++) each[i] = *(const vf *)(sums + i * TWO);
     transpose(each);
-    for (int i = 0; i < rows && of->bias; i++) bias[i] = load_one(of->bias, first + i, round_to);
+    for (int i = 0; i < rows && p->of->bias; i++)
+        bias[i] = load_one(p->of->bias, first + i, p->round_to);
     const __mmask16 some = (__mmask16)((1u << rows) - 1);
-    for (int i = 0; i < TILE && t + i < last; i++)
-        _mm512_mask_storeu_ps(y + (t + i) * of->rows + first, some,
-                              (__m512)round_all(each[i] + bias, round_to));
+    float *to = p->y + t * size + first;
+    const int past = size >= LARGE && rows == TILE && ((uintptr_t)to | size * 4) % LINE == 0;
+    for (int i = 0; i < TILE && t + i < p->last; i++, to += size) {
+        const __m512 result = (__m512)round_all(each[i] + bias, p->round_to);
+        if (past)
+            _mm512_stream_ps(to, result);
+        else
+            _mm512_mask_storeu_ps(to, some, result);
+    }
 }
 
-/* Rows first to end - 1 of a weight, the left factor, times tokens begin to last - 1, paired. */
-ONCE static void block_amx(const Linear *of, long first, long end, long begin, long last,
-                           const uint16_t *x, float *y, int round_to) {
-    const long inputs = of->inputs, passes = (last - begin + TWO - 1) / TWO;
-    _Alignas(64) float sums[TWO * TWO];
-    for (; first < end; first += TWO) {
+/* Two rows, as one of a tile: numbers of the first at even places. */
+INLINE __m512i interleaved(vf first, vf second) {
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    return _mm512_permutexvar_epi16(_mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10,
+                                                     25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
+                                                     3, 18, 2, 17, 1, 16, 0), both);
+}
+
+/* Two rows of a gate, times TILE tokens, with those that go with them. */
+INLINE void write_gated(const Product *p, const float *sums, long row, long t) {
+    vf each[2];
+    for (int i = 0; i < 2; i++) {
+        vf gate = *(const vf *)(sums + i * TWO), up = *(const vf *)(sums + (TILE + i) * TWO);
+        if (p->of->bias) gate += load_one(p->of->bias, row + i, BF16);
+        if (p->up->bias) up += load_one(p->up->bias, row + i, BF16);
+        each[i] = gated_some(round_all(gate, BF16), round_all(up, BF16), BF16);
+    }
+    _mm512_store_si512(p->pairs + t * p->of->rows + row * TILE, interleaved(each[0], each[1]));
+}
+
+/* One of 4 parts, or of TILE of a gate. */
+INLINE void write_part(const Product *p, Waiting of, long part, int gated) {
+    const long right = part % 2 * TILE, below = part / 2 * (gated ? 2 : TILE);
+    if (of.t + right >= p->last || below >= of.rows) return;
+    const float *sums = of.sums + below * TWO + right;
+    if (gated)
+        write_gated(p, sums, of.first + below, of.t + right);
+    else
+        write_turned(p, sums, of.first + below, at_most(of.rows - below, TILE), of.t + right);
+}
+
+/* Rows first to end - 1 of a weight, or of gate and up, are the left factor. */
+INLINE void add_block(const Product *p, long first, long end, int gated) {
+    const long inputs = p->of->inputs, tiles = inputs / TWO, parts = gated ? TILE : 4;
+    const long each = gated ? TILE : TWO, passes = (p->last - p->begin + TWO - 1) / TWO;
+    _Alignas(64) float sums[2][TWO * TWO];
+    Waiting waiting = {0, 0, 0, p->last};
+    for (int at = 0; first < end; first += each) {
         /* What is missing is computed twice rather than read from beyond the end. */
-        const long rows = end - first < TWO ? end - first : TWO;
-        const long upper = rows < TILE ? rows : TILE, lower = rows > TILE ? rows - TILE : 0;
-        Left weight = left_of((const uint16_t *)of->weight + first * inputs, rows, inputs);
-        weight.next = weight.upper + TWO * weight.stride;
-        weight.ahead = first + 2 * TWO <= end ? (TWO + passes - 1) / passes : 0;
-        shape_tiles(upper, lower ? lower : upper);
-        for (long t = begin; t < last; t += TWO) {
-            const long right = t + TILE < last ? TILE : 0; /* tokens further on */
+        const long rows = at_most(end - first, each), upper = at_most(rows, TILE);
+        Left weight = left_of((const uint16_t *)p->of->weight + first * inputs, rows, inputs);
+        if (gated) weight.lower = (const char *)p->up->weight + first * weight.stride;
+        shape_tiles(upper, rows > TILE ? rows - TILE : upper);
+        weight.next = each;
+        weight.ahead = first + 2 * each <= end ? (TILE + passes - 1) / passes : 0;
+        for (long t = p->begin; t < p->last; t += TWO, at ^= 1) {
+            const long right = t + TILE < p->last ? TILE : 0; /* tokens further on */
+            const Right tokens = {(const char *)(p->x + t * inputs),
+                                  (const char *)(p->x + (t + right) * inputs)};
+            long part = 0;
             clear_sums();
-            add_products(weight, (Right){(const char *)(x + t * inputs),
-                                         (const char *)(x + (t + right) * inputs)}, inputs / TWO);
-            EACH_SUM(_tile_stored, sums, TWO, 1)
-            for (long more = 0; more <= right; more += TILE) {
-                write_turned(of, sums + more, first, upper, t + more, last, y, round_to);
-                if (lower)
-                    write_turned(of, sums + TILE * TWO + more, first + TILE, lower, t + more, last,
-                                 y, round_to);
+            for (long tile = 0; tile < tiles; tile++) {
+                add_products_of(weight, tokens, tile);
+                ask_for(weight, tile);
+                for (; part * tiles < (tile + 1) * parts; part++)
+                    write_part(p, waiting, part, gated);
             }
-            weight.next += weight.ahead * weight.stride;
+            EACH_SUM(_tile_stored, sums[at], TWO, 1)
+            waiting = (Waiting){sums[at], first, rows, t};
+            weight.next += weight.ahead;
         }
     }
     _tile_release();
+    for (long part = 0; part < parts; part++) write_part(p, waiting, part, gated);
+    _mm_sfence();
+}
+
+ONCE static void block_amx(const Product *of, long first, long end) {
+    add_block(of, first, end, 0);
+}
+ONCE static void block_gated(const Product *of, long first, long end) {
+    add_block(of, first, end, 1);
 }
 
 /* Row t of x [size], rounded, to its place among paired tokens. */
@@ -133,17 +205,32 @@ static void pair_up(const float *x, long size, uint16_t *pairs, long t) {
     }
 }
 
-/* ``multiply`` by a bfloat16 weight, of tokens that have been paired up. Each thread has rows that
- * follow one another, so that it knows what to ask memory for next. */
-static void multiply_amx(const Linear *of, long num, const uint16_t *x, float *y, int round_to) {
-    const long blocks = (of->rows + TWO - 1) / TWO, threads = omp_get_num_threads();
+/* Tokens in panels, times rows of each thread that follow one another, so that it knows what to ask
+ * memory for next. */
+static void product_amx(Product of, long num) {
+    const long blocks = (of.of->rows + TWO - 1) / TWO, threads = omp_get_num_threads();
     const long first = blocks * omp_get_thread_num() / threads * TWO;
     const long last = blocks * (omp_get_thread_num() + 1) / threads * TWO;
-    const long end = last < of->rows ? last : of->rows;
-    long panel = TILE_PANEL / of->inputs / TWO * TWO;
-    if (panel < TWO) panel = TWO;
-    for (long t = 0; t < num; t += panel)
-        block_amx(of, first, end, t, t + panel < num ? t + panel : num, x, y, round_to);
+    const long end = at_most(last, of.of->rows);
+    const long most = TILE_PANEL / of.of->inputs / TWO * TWO, panel = most < TWO ? TWO : most;
+    for (of.begin = 0; of.begin < num; of.begin += panel) {
+        of.last = at_most(of.begin + panel, num);
+        if (of.up)
+            block_gated(&of, first, end);
+        else
+            block_amx(&of, first, end);
+    }
+}
+
+/* ``multiply`` by a bfloat16 weight, of tokens that have been paired up. */
+static void multiply_amx(const Linear *of, long num, const uint16_t *x, float *y, int round_to) {
+    product_amx((Product){of, 0, x, 0, 0, y, 0, round_to}, num);
+}
+
+/* Products of gate and up, gated and paired. */
+static void gate_amx(const Linear *gate, const Linear *up, long num, const uint16_t *x,
+                     uint16_t *pairs) {
+    product_amx((Product){gate, up, x, 0, 0, 0, pairs, BF16}, num);
 }
 #else
 #define AMX 0
@@ -151,7 +238,11 @@ static void multiply_amx(const Linear *of, long num, const uint16_t *x, float *y
 static const int has_tiles = 0;
 #define pair_up(x, size, pairs, t)
 #define multiply_amx(of, num, x, y, round_to)
+#define gate_amx(gate, up, num, x, pairs)
 #endif
+
+/* Whether a layer's products are the matrix unit's. */
+INLINE int in_tiles(const Linear *of) { return has_tiles && of->type == BF16; }
 
 /* Tokens in whole tiles. */
 INLINE long filled_tiles(long tokens) { return (tokens + TILE - 1) / TILE * TILE; }

@@ -10,16 +10,18 @@
 #define MANY 256 /* rows that a weight is paired for */
 #define DEEP 2048 /* numbers of a sum whose right factor lies in a thread's stack */
 #if AMX
-#define MOST_OUTPUTS 128 /* outputs whose weights lie in a thread's stack */
+#define SPACE (1 << 20) /* bytes of a thread's stack for weights, paired */
+#define KEPT (640 << 10) /* numbers that stay in the second cache */
 #define PANEL_ROWS 512 /* whose sums lie there too */
 
+static const uint16_t upper_halves[TWO] = {
+    1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+    33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
 static const uint16_t pair_order[2][TWO] = {
     {0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39,
      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47},
     {16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
      24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63}};
-
-INLINE long at_most(long number, long most) { return number < most ? number : most; }
 
 /* TWO columns of up to TWO rows, ``apart`` numbers from row to row, paired: one tile of each TILE
  * columns. What is missing is zero. */
@@ -46,75 +48,136 @@ static void turn_tile(const void *from, long bytes, long rows, char *to) {
     for (int i = 0; i < TILE; i++) *(vf *)(to + i * 64) = each[i];
 }
 
-INLINE void write_16(void *to, long at, long columns, vf values, int type) {
-    const __mmask16 some = columns < 16 ? (__mmask16)((1u << columns) - 1) : 0xffff;
+/* A product of rows [num, size] that lie as they are, and paired columns of that depth. */
+typedef struct {
+    const uint16_t *rows;
+    long num, size;
+    const char *paired; /* of each TILE columns in turn, ``size`` inputs */
+    long columns;
+    void *to; /* [num, stride] of a type, the column that is the first here */
+    long stride, type;
+    const void *bias; /* of the columns, or null */
+} Rows;
+
+/* Sums [TWO][TWO] of rows from t on and columns from ``from`` on, which wait to be written. */
+typedef struct { const float *sums; long t, from; } WaitingRows;
+
+INLINE vf bias_of(const Rows *of, long from, long some) {
+    vf bias = {};
+    for (long i = 0; i < some && of->bias; i++)
+        bias[i] = load_one(of->bias, from + i, (int)of->type);
+    return bias;
+}
+
+INLINE void write_some(void *to, long at, long num, vf values, int type) {
+    const __mmask16 some = num < TILE ? (__mmask16)((1u << num) - 1) : 0xffff;
     if (type == F32) {
         _mm512_mask_storeu_ps((float *)to + at, some, (__m512)values);
         return;
     }
-    __m512i halves = (__m512i)((vu)round_all(values, BF16) >> 16);
-    _mm512_mask_cvtepi32_storeu_epi16((uint16_t *)to + at, some, halves);
+    const vu halves = (vu)round_all(values, BF16) >> 16;
+    _mm256_mask_storeu_epi16((uint16_t *)to + at, some, _mm512_cvtepi32_epi16((__m512i)halves));
 }
 
-/* Sums [rows, TWO], and a bias, to columns of ``to`` that begin at ``at``. */
-static void write_rows(const float *sums, long rows, long columns, const void *bias, void *to,
-                       long at, long size, int type) {
-    for (long from = 0; from < columns; from += TILE) {
-        const long some = at_most(columns - from, TILE);
-        vf more = {};
-        for (long i = 0; i < some && bias; i++) more[i] = load_one(bias, from + i, type);
-        for (long row = 0; row < rows; row++)
-            write_16(to, at + row * size + from, some,
-                     *(const vf *)(sums + row * TWO + from) + more, type);
+#define ROWS_AT_ONCE 2
+#define ROW_PARTS (TWO / ROWS_AT_ONCE)
+
+INLINE void write_rows(const Rows *of, WaitingRows waiting, long part) {
+    const long left = at_most(of->columns - waiting.from, TWO);
+    long row = part * ROWS_AT_ONCE, end = at_most(row + ROWS_AT_ONCE, of->num - waiting.t);
+    if (row >= end) return;
+    const vf bias = bias_of(of, waiting.from, at_most(left, TILE));
+    const vf more = left > TILE ? bias_of(of, waiting.from + TILE, left - TILE) : (vf){};
+    for (; row < end; row++) {
+        const float *sums = waiting.sums + row * TWO;
+        const vf a = *(const vf *)sums + bias, b = *(const vf *)(sums + TILE) + more;
+        const long at = (waiting.t + row) * of->stride + waiting.from;
+        if (left == TWO && of->type == BF16) {
+            const __m512i upper = _mm512_loadu_si512(upper_halves);
+            const __m512i both = _mm512_permutex2var_epi16((__m512i)round_all(a, BF16), upper,
+                                                           (__m512i)round_all(b, BF16));
+            _mm512_storeu_si512((uint16_t *)of->to + at, both);
+            continue;
+        }
+        write_some(of->to, at, left, a, (int)of->type);
+        if (left > TILE) write_some(of->to, at + TILE, left - TILE, b, (int)of->type);
     }
 }
 
-/* y of outputs first to first + columns - 1, at most MOST_OUTPUTS, of rows [num, K]. */
-ONCE static void outputs_of_many(const Linear *of, long first, long columns, long num,
-                                 const uint16_t *x, void *y, long at, int type) {
-    const long size = of->inputs, tiles = size / TWO;
-    const uint16_t *weight = (const uint16_t *)of->weight + first * size;
-    const char *bias = of->bias ? (const char *)of->bias + first * (type == F32 ? 4 : 2) : 0;
-    _Alignas(64) char paired[MOST_OUTPUTS / TILE][DEEP * TWO];
-    _Alignas(64) float sums[TWO * TWO];
-    for (long each = 0; each * TILE < columns; each++)
-        for (long i = 0; i < tiles; i++)
-            turn_tile(weight + each * TILE * size + i * TWO, size * 2, columns - each * TILE,
-                      paired[each] + i * TILE_BYTES);
-    for (long t = 0; t < num; t += TWO) {
-        const long rows = at_most(num - t, TWO), upper = at_most(rows, TILE);
+/* Sums are written while the next are being added up. */
+static void multiply_paired(const Rows *of) {
+    const long size = of->size, tiles = size / TWO;
+    _Alignas(64) float sums[2][TWO * TWO];
+    WaitingRows waiting = {0, of->num, 0};
+    int at = 0;
+    for (long t = 0; t < of->num; t += TWO) {
+        const long rows = at_most(of->num - t, TWO), upper = at_most(rows, TILE);
+        const Left left = left_of(of->rows + t * size, rows, size);
         shape_tiles(upper, rows > TILE ? rows - TILE : upper);
-        for (long from = 0; from < columns; from += TWO) {
-            const char *left = paired[from / TILE];
-            const char *right = columns > from + TILE ? paired[from / TILE + 1] : left;
+        for (long from = 0; from < of->columns; from += TWO, at ^= 1) {
+            const char *first = of->paired + from * size * 2;
+            const Right right = {
+                first, of->columns > from + TILE ? first + TILE * size * 2 : first};
+            long part = 0;
             clear_sums();
-            add_products(left_of(x + t * size, rows, size), (Right){left, right}, tiles);
-            EACH_SUM(_tile_stored, sums, TWO, 1)
-            write_rows(sums, rows, at_most(columns - from, TWO),
-                       bias ? bias + from * (type == F32 ? 4 : 2) : 0, y,
-                       at + t * of->rows + first + from, of->rows, type);
+            for (long tile = 0; tile < tiles; tile++) {
+                add_products_of(left, right, tile);
+                for (; part * tiles < (tile + 1) * ROW_PARTS; part++) write_rows(of, waiting, part);
+            }
+            EACH_SUM(_tile_stored, sums[at], TWO, 1)
+            waiting = (WaitingRows){sums[at], t, from};
         }
     }
     _tile_release();
+    for (long part = 0; part < ROW_PARTS; part++) write_rows(of, waiting, part);
+}
+
+/* How many columns a thread pairs at once, for num rows that each meet all of them. They meet them
+ * all since to pair takes as long as 60 rows; many of them if the rows leave the cache. */
+static long columns_at_once(long columns, long num, long depth) {
+    const long pieces = omp_get_num_threads() * (num * depth > KEPT ? 1 : 3);
+    const long share = (columns / pieces / TWO + 1) * TWO;
+    return at_most(share, SPACE / 2 / depth / TWO * TWO);
+}
+
+/* y of outputs first to first + columns - 1. */
+ONCE static void outputs_of_many(const Linear *of, long first, long columns, long num,
+                                 const uint16_t *x, void *y, int type) {
+    const long size = of->inputs, bytes = type == F32 ? 4 : 2;
+    const uint16_t *weight = (const uint16_t *)of->weight + first * size;
+    _Alignas(64) char paired[SPACE];
+    for (long each = 0; each < columns; each += TILE)
+        for (long i = 0; i < size; i += TWO)
+            turn_tile(weight + each * size + i, size * 2, columns - each,
+                      paired + each * size * 2 + i * TWO);
+    multiply_paired(&(Rows){x, num, size, paired, columns, (char *)y + first * bytes, of->rows,
+                            type, of->bias ? (const char *)of->bias + first * bytes : 0});
 }
 
 /* y [num, M] of a type = x [num, K] weight^T + bias; K is at most DEEP. */
 static void multiply_many(const Linear *of, long num, const uint16_t *x, void *y, int type) {
-    const long share = of->rows / (3 * omp_get_num_threads()) / TWO * TWO;
-    const long wide = share < TWO ? TWO : at_most(share, MOST_OUTPUTS);
-    const long blocks = (of->rows + wide - 1) / wide;
-    const long panel = at_most(PANEL_ROWS, TILE_PANEL / of->inputs / TWO * TWO);
-    const long panels = (num + panel - 1) / panel;
+    const long wide = columns_at_once(of->rows, num, of->inputs);
 #pragma omp for schedule(dynamic, 1) nowait
-    for (long work = 0; work < blocks * panels; work++) {
-        const long t = work / blocks * panel, first = work % blocks * wide;
-        outputs_of_many(of, first, at_most(of->rows - first, wide), at_most(num - t, panel),
-                        x + t * of->inputs, y, t * of->rows, type);
-    }
+    for (long first = 0; first < of->rows; first += wide)
+        outputs_of_many(of, first, at_most(of->rows - first, wide), num, x, y, type);
 }
 
-/* Gradients of inputs first to first + TWO - 1, of at most PANEL_ROWS rows. */
-ONCE static void inputs_back(const Linear *of, long first, long num, const uint16_t *grad,
+/* Gradients of inputs first to first + columns - 1, of rows [num, M]; M is at most DEEP. */
+ONCE static void inputs_back(const Linear *of, long first, long columns, long num,
+                             const uint16_t *grad, uint16_t *to) {
+    const long K = of->inputs, M = of->rows;
+    const uint16_t *weight = (const uint16_t *)of->weight + first;
+    _Alignas(64) char paired[SPACE];
+    for (long each = 0; each < columns; each += TWO) {
+        char *left = paired + each * M * 2, *right = left + TILE * M * 2;
+        for (long m = 0; m < M; m += TWO)
+            pair_rows(weight + m * K + each, K, TWO, TWO, left + m * TWO, right + m * TWO);
+    }
+    multiply_paired(&(Rows){grad, num, M, paired, columns, to + first, K, BF16, 0});
+}
+
+/* Gradients of inputs first to first + TWO - 1, of at most PANEL_ROWS rows and any M. */
+ONCE static void inputs_back_in_parts(const Linear *of, long first, long num, const uint16_t *grad,
                              uint16_t *to) {
     const long K = of->inputs, M = of->rows;
     const uint16_t *weight = (const uint16_t *)of->weight + first;
@@ -133,7 +196,9 @@ ONCE static void inputs_back(const Linear *of, long first, long num, const uint1
         }
     }
     _tile_release();
-    write_rows(sums, num, TWO, 0, to, first, K, BF16);
+    for (long t = 0; t < num; t++)
+        for (long i = 0; i < TWO; i += TILE)
+            store(to, t * K + first + i, *(const vf *)(sums + t * TWO + i), BF16);
 }
 
 /* total [M, K] += grad^T x for outputs first to first + TWO - 1, from x that is paired. */
@@ -188,11 +253,15 @@ void multiply_back(const Linear *of, long num, const uint16_t *grad, const uint1
     char *pairs = (char *)paired;
 #pragma omp parallel num_threads((int)num_threads)
     {
+        const long wide = columns_at_once(K, num, M);
 #pragma omp for schedule(dynamic, 1) nowait
-        for (long work = 0; work < columns * panels; work++) {
+        for (long k = 0; k < K * (M <= DEEP); k += wide)
+            inputs_back(of, k, at_most(K - k, wide), num, grad, to);
+#pragma omp for schedule(dynamic, 1) nowait
+        for (long work = 0; work < columns * panels * (M > DEEP); work++) {
             const long t = work / columns * PANEL_ROWS;
-            inputs_back(of, work % columns * TWO, at_most(num - t, PANEL_ROWS), grad + t * M,
-                        to + t * K);
+            inputs_back_in_parts(of, work % columns * TWO, at_most(num - t, PANEL_ROWS),
+                                 grad + t * M, to + t * K);
         }
 #pragma omp for schedule(static)
         for (long work = 0; work < columns * steps * !!total; work++) {

@@ -20,31 +20,6 @@ static void add_normalise(float *x, const float *more, const void *weight, long 
     normalise(x, weight, size, eps, F32, type, to);
 }
 
-INLINE void rotate_as(float *head, const float *cosine, const float *sine, long size, int type) {
-    const long half = size / 2, whole = half / LANES * LANES;
-    for (long i = 0; i < whole; i += LANES) {
-        const vf a = load(head, i, F32), b = load(head, i + half, F32);
-        const vf c = load(cosine, i, F32), d = load(cosine, i + half, F32);
-        const vf e = load(sine, i, F32), f = load(sine, i + half, F32);
-        store(head, i, round_all(round_all(a * c, type) + round_all(-b * e, type), type), F32);
-        store(head, i + half, round_all(round_all(b * d, type) + round_all(a * f, type), type),
-              F32);
-    }
-    for (long i = whole; i < half; i++) {
-        float a = head[i], b = head[i + half];
-        head[i] = round_one(round_one(a * cosine[i], type) + round_one(-b * sine[i], type), type);
-        head[i + half] = round_one(
-            round_one(b * cosine[i + half], type) + round_one(a * sine[i + half], type), type);
-    }
-}
-
-static void rotate(float *head, const float *cosine, const float *sine, long size, int type) {
-    if (type == F32)
-        rotate_as(head, cosine, sine, size, F32);
-    else
-        rotate_as(head, cosine, sine, size, BF16);
-}
-
 static long scratch_row(const Model *of) {
     long widest = of->hidden > of->heads * of->head_size ? of->hidden : of->heads * of->head_size;
     return 3 * of->hidden + (2 * of->heads + 2 * of->kv_heads) * of->head_size + 2 * of->inner
@@ -73,13 +48,13 @@ static void place_token(const Model *of, const Layer *layer, const Step *step, l
     for (long h = 0; h < of->heads; h++) {
         float *head = query + h * E;
         if (layer->norm_query) normalise(head, layer->norm_query, E, of->eps, F32, type, head);
-        rotate(head, cosine, sine, E, type);
+        rotate(head, cosine, sine, E, F32, type, head);
     }
     for (long h = 0; h < of->kv_heads; h++) {
         float *head = key + h * E;
         const long start = (page * of->kv_heads + h) * page_numbers(of), slot = start + at % P * E;
         if (layer->norm_key) normalise(head, layer->norm_key, E, of->eps, F32, type, head);
-        rotate(head, cosine, sine, E, type);
+        rotate(head, cosine, sine, E, F32, type, head);
         if (of->cache == INT16) {
             keep(of, head, layer->keys, start, at % P);
             keep(of, value + h * E, layer->values, start, at % P);
@@ -97,14 +72,16 @@ void forward(const Model *of, const Step *step) {
     const long T = step->num_tokens, N = step->num_sampled, D = of->hidden, F = of->inner;
     const long E = of->head_size, Q = of->heads * E, KV = of->kv_heads * E;
     const int type = (int)of->type;
-    float *x = step->scratch, *normed = x + T * D, *more = normed + T * D, *query = more + T * D;
-    float *key = query + T * Q, *value = key + T * KV, *attended = value + T * KV;
-    float *gate = attended + T * Q, *up = gate + T * F, *spare = up + T * F;
-    float *picked = step->scratch + filled_tiles(T) * scratch_row(of);
+    const long R = filled_tiles(T); /* rows that there is space for */
+    float *x = step->scratch, *normed = x + R * D, *more = normed + R * D, *query = more + R * D;
+    float *key = query + R * Q, *value = key + R * KV, *attended = value + R * KV;
+    float *gate = attended + R * Q, *up = gate + R * F, *spare = up + R * F;
+    float *picked = step->scratch + R * scratch_row(of);
     float *attention = picked + filled_tiles(N) * D * 2;
     const Inputs to_attention = narrowed(normed, spare, T * D);
     const Inputs to_out = narrowed(attended, spare, T * Q);
     const Inputs to_mlp = to_attention, to_down = narrowed(gate, spare, T * F);
+    const Inputs gated_already = {0, (uint16_t *)gate, 0};
     const Inputs to_head = narrowed(picked, picked + N * D, N * D);
 #pragma omp parallel num_threads((int)step->num_threads)
     {
@@ -139,15 +116,22 @@ void forward(const Model *of, const Step *step) {
                               normed + t * D);
                 narrow(&layer->gate, to_mlp, t);
             }
-            multiply(&layer->gate, T, to_mlp, gate, type);
-            multiply(&layer->up, T, to_mlp, up, type);
+            const int at_once =
+                in_tiles(&layer->gate) && in_tiles(&layer->up) && in_tiles(&layer->down);
+            if (at_once) {
+                gate_amx(&layer->gate, &layer->up, T, to_mlp.pairs, gated_already.pairs);
+#pragma omp barrier
+            } else {
+                multiply(&layer->gate, T, to_mlp, gate, type);
+                multiply(&layer->up, T, to_mlp, up, type);
 #pragma omp barrier
 #pragma omp for schedule(static)
-            for (long t = 0; t < T; t++) {
-                gated(gate + t * F, up + t * F, F, F32, type, gate + t * F);
-                narrow(&layer->down, to_down, t);
+                for (long t = 0; t < T; t++) {
+                    gated(gate + t * F, up + t * F, F, F32, type, gate + t * F);
+                    narrow(&layer->down, to_down, t);
+                }
             }
-            multiply(&layer->down, T, to_down, more, type);
+            multiply(&layer->down, T, at_once ? gated_already : to_down, more, type);
 #pragma omp barrier
         }
 #pragma omp for schedule(static)

@@ -84,6 +84,12 @@ def layer_linears(layer: Any) -> list[Any]:
     return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj]
 
 
+def window_of(config: Any, attention: Any) -> int | None:
+    """Return how many positions a token of a layer sees, its own included, or None for all."""
+    where = config if config.model_type == "mistral" else attention
+    return getattr(where, "sliding_window", None)
+
+
 class Decoder:
     """Runs one policy.
 
@@ -166,8 +172,7 @@ class Decoder:
             for name, each in zip(LINEARS, own, strict=True):
                 setattr(to, name, each)
             to.keys, to.values = keys[number].data_ptr(), values[number].data_ptr()
-            where = config if config.model_type == "mistral" else attention
-            to.window = getattr(where, "sliding_window", None) or 0
+            to.window = window_of(config, attention) or 0
         first = module.model.layers[0].self_attn
         return Model(
             layers,

@@ -21,6 +21,7 @@ import torch
 from lagzero.native.library import library
 from lagzero.native.structures import TYPES, AttendBack, Linear
 from lagzero.numerics.exact import Gradients, Places
+from lagzero.numerics.memory import empty
 
 
 def _told(
@@ -47,9 +48,9 @@ def multiply_back(
     if {grad.dtype, inputs.dtype} != {weight.dtype} or not native.has_products_back(layer):
         return None
     grad, inputs = grad.contiguous(), inputs.contiguous()
-    num, out = inputs.numel() // inputs.shape[-1], torch.empty_like(inputs)
+    num, out = inputs.numel() // inputs.shape[-1], empty(inputs.shape, inputs.dtype)
     native.paired_size.restype = ctypes.c_long
-    paired = torch.empty(native.paired_size(layer, _told(num)), dtype=torch.int16)
+    paired = empty((native.paired_size(layer, _told(num)),), torch.int16)
     parts = num, grad, inputs, paired, out, total, torch.get_num_threads()
     native.multiply_back(layer, *map(_told, parts))
     return out
@@ -65,10 +66,10 @@ def normalise_back(
     """
     grad, inputs, weight = (each.contiguous() for each in (grad, inputs, weight))
     size, native = len(weight), library()
-    num, to_inputs = inputs.numel() // size, torch.empty_like(inputs)
-    to_weight = torch.empty_like(weight) if wanted else None
+    num, to_inputs = inputs.numel() // size, empty(inputs.shape, inputs.dtype)
+    to_weight = empty(weight.shape, weight.dtype) if wanted else None
     native.normalise_back_floats.restype = ctypes.c_long
-    scratch = torch.empty(native.normalise_back_floats(_told(num), _told(size)))
+    scratch = empty((native.normalise_back_floats(_told(num), _told(size)),))
     types = TYPES[inputs.dtype], TYPES[weight.dtype]
     parts = grad, inputs, weight, num, size, eps, *types, to_inputs, to_weight, scratch
     native.normalise_back(*map(_told, (*parts, torch.get_num_threads())))
@@ -83,11 +84,23 @@ def gate_back(
     With s = sigmoid(gates): grad ups s (1 + gates (1 - s)) and grad gates s.
     """
     grad, gates, ups = (each.contiguous() for each in (grad, gates, ups))
-    to_gates, to_ups = torch.empty_like(gates), torch.empty_like(ups)
+    to_gates, to_ups = empty(gates.shape, gates.dtype), empty(ups.shape, ups.dtype)
     sizes = gates.numel(), TYPES[gates.dtype]
     parts = grad, gates, ups, *sizes, to_gates, to_ups, torch.get_num_threads()
     library().gate_back(*map(_told, parts))
     return to_gates, to_ups
+
+
+def rotate_back(grad: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of the heads [T, H, E] of ``kernels.rotate``, from grad [T, H, E].
+
+    With its halves (a, b), angles' cosines (c, d) and sines (e, f): (a c + b f, b d - a e).
+    """
+    grad, out = grad.contiguous(), empty(grad.shape, grad.dtype)
+    angles = [each.float().contiguous() for each in (cosine, sine)]
+    parts = grad, *angles, *grad.shape, TYPES[grad.dtype], out, torch.get_num_threads()
+    library().rotate_back(*map(_told, parts))
+    return out
 
 
 def attend_back(
@@ -106,7 +119,7 @@ def attend_back(
     Pages are of one token each. E is a multiple of 16.
     """
     inputs = [each.contiguous() for each in (query, key, value)]
-    found, grad = [torch.empty_like(each) for each in inputs], grad.contiguous()
+    found, grad = [empty(each.shape, each.dtype) for each in inputs], grad.contiguous()
     of = AttendBack(
         *(each.data_ptr() for each in (*inputs, grad, *found)),
         *(each.data_ptr() for each in (places.positions, places.sequences, places.tables)),
@@ -122,7 +135,7 @@ def attend_back(
     )
     native = library()
     native.attend_back_floats.restype = ctypes.c_long
-    scratch = torch.empty(native.attend_back_floats(ctypes.byref(of)))
+    scratch = empty((native.attend_back_floats(ctypes.byref(of)),))
     of.scratch = scratch.data_ptr()
     native.attend_back(ctypes.byref(of))
     return found[0], found[1], found[2]
@@ -141,7 +154,11 @@ def score_back(
     ``scored`` are entropies H and normalisers of z = logits / temperature, p = softmax(z):
     (of_logprobs ([v = target] - p_v) - of_entropies p_v (log p_v + H)) / temperature.
     """
-    logits, targets, out = logits.contiguous(), targets.contiguous(), torch.empty_like(logits)
+    logits, targets, out = (
+        logits.contiguous(),
+        targets.contiguous(),
+        empty(logits.shape, logits.dtype),
+    )
     if of_entropies is None:
         of_entropies = torch.zeros_like(of_logprobs)
     entropies, normalisers = scored

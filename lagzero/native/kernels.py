@@ -25,6 +25,7 @@ from lagzero.native.gradients import GRADIENTS
 from lagzero.native.library import library
 from lagzero.native.structures import TYPES, Layer, Linear, Model, Step
 from lagzero.numerics.exact import Kernels, Places, ProductType
+from lagzero.numerics.memory import empty
 
 
 def _at(tensor: torch.Tensor | None) -> ctypes.c_void_p:
@@ -115,13 +116,13 @@ def multiply(
     weight = weight.contiguous()
     (outputs, size), dtype = weight.shape, torch.float32 if wide else inputs.dtype
     bias = None if bias is None else bias.to(dtype).contiguous()
-    rows, out = inputs.contiguous(), torch.empty(*inputs.shape[:-1], outputs, dtype=dtype)
+    rows, out = inputs.contiguous(), empty((*inputs.shape[:-1], outputs), dtype)
     num = rows.numel() // size
     layer = ctypes.byref(linear(weight, bias, packed=packed))
     types = _long(TYPES[rows.dtype]), _long(TYPES[dtype])
     native = library()
     native.multiply_floats.restype = ctypes.c_long
-    space = torch.empty(native.multiply_floats(layer, _long(num), *types))
+    space = empty((native.multiply_floats(layer, _long(num), *types),))
     native.multiply_rows(
         layer, _long(num), _at(rows), types[0], _at(space), _at(out), types[1], _threads()
     )
@@ -131,7 +132,7 @@ def multiply(
 def normalise(inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return weight * x / sqrt(mean(x^2) + eps) of each row x, [..., K]."""
     rows = inputs.contiguous()
-    out, size = torch.empty_like(rows), rows.shape[-1]
+    out, size = empty(rows.shape, rows.dtype), rows.shape[-1]
     library().normalise_rows(
         _at(rows),
         _at(weight.contiguous()),
@@ -145,10 +146,23 @@ def normalise(inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     return out
 
 
+def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Return heads [T, H, E] turned by angles [T, E]: numbers e and e + E/2 are one plane."""
+    rows, out = heads.contiguous(), empty(heads.shape, heads.dtype)
+    angles = [each.float().contiguous() for each in (cosine, sine)]
+    library().rotate_rows(
+        *map(_at, (rows, *angles)),
+        *map(_long, (*heads.shape, TYPES[heads.dtype])),
+        _at(out),
+        _threads(),
+    )
+    return out
+
+
 def gate(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
     """Return silu(gates) * ups, [..., K]."""
     rows, more = gates.contiguous(), ups.contiguous()
-    out, size = torch.empty_like(rows), rows.shape[-1]
+    out, size = empty(rows.shape, rows.dtype), rows.shape[-1]
     library().gate_rows(
         _at(rows),
         _at(more),
@@ -177,7 +191,7 @@ def attend(
     """
     (num, heads, size), dtype = query.shape, query.dtype
     rows, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    out, threads = torch.empty_like(rows), torch.get_num_threads()
+    out, threads = empty(rows.shape, rows.dtype), torch.get_num_threads()
     width, page_size = places.tables.shape[1], key.shape[2]
     model = Model(
         heads=heads,
@@ -202,7 +216,7 @@ def attend(
     )
     native = library()
     native.attend_floats.restype = ctypes.c_long
-    scratch = torch.empty(native.attend_floats(ctypes.byref(model), ctypes.byref(step)))
+    scratch = empty((native.attend_floats(ctypes.byref(model), ctypes.byref(step)),))
     step.scratch = scratch.data_ptr()
     parts: list[Any] = [ctypes.byref(model), ctypes.byref(layer), ctypes.byref(step)]
     native.attend_rows(*parts, _at(rows), _at(out))

@@ -3,6 +3,10 @@
 #include <string.h>
 #include "vectors.h"
 
+#define LINE 64 /* bytes that memory gives and takes at once */
+
+INLINE long at_most(long number, long most) { return number < most ? number : most; }
+
 typedef struct {
     const void *weight; /* [rows, inputs]; of INT16 as ``pack`` lays them */
     const void *bias;   /* [rows] in the result's type, or null */

@@ -13,7 +13,6 @@
 #define STRIP 12 /* tokens that meet a block while both are in cache */
 #define PANEL (48 << 10) /* numbers of the tokens that a block meets before the next block */
 #define GROUP (512 << 10) /* numbers of a weight that all tokens meet before the next ones */
-#define LINE 64 /* bytes that memory gives at once */
 #if defined(__AVX512BF16__)
 #define PAIRED 1 /* products of bfloat16 weights take bfloat16 inputs, two at once */
 #else
@@ -180,7 +179,7 @@ static void narrow(const Linear *of, Inputs in, long t) {
     uint16_t *to = in.pairs + t * size;
     if (of->type == INT16)
         quantise(x, size, F32, (int16_t *)to, in.steps + t * chunks_of(size));
-    if (has_tiles && of->type == BF16)
+    if (in_tiles(of))
         pair_up(x, size, in.pairs, t);
     else if (PAIRED && of->type == BF16)
         for (long i = 0; i < size; i++) store_one(to, i, x[i], BF16);
@@ -195,7 +194,7 @@ static void multiply(const Linear *of, long num, Inputs in, float *y, int round_
         multiply_int16(of, num, (const int16_t *)in.pairs, in.steps, y, round_to);
         return;
     }
-    if (has_tiles && of->type == BF16) {
+    if (in_tiles(of)) {
         multiply_amx(of, num, in.pairs, y, round_to);
         return;
     }

@@ -41,13 +41,43 @@ ONCE static void normalise(const void *x, const void *weight, long size, float e
         normalise_as(x, weight, size, eps, BF16, BF16, to);
 }
 
+/* A head turned by angles [size], float32: numbers i and i + size / 2 are a plane. Products and
+ * their sum are rounded. It and the result lie in memory as ``held``; in place if to == head. */
+INLINE void rotate_as(const void *head, const float *cosine, const float *sine, long size, int held,
+                      int type, void *to) {
+    const long half = size / 2, whole = half / LANES * LANES;
+    for (long i = 0; i < whole; i += LANES) {
+        const vf a = load(head, i, held), b = load(head, i + half, held);
+        const vf c = load(cosine, i, F32), d = load(cosine, i + half, F32);
+        const vf e = load(sine, i, F32), f = load(sine, i + half, F32);
+        store(to, i, round_all(round_all(a * c, type) + round_all(-b * e, type), type), held);
+        store(to, i + half, round_all(round_all(b * d, type) + round_all(a * f, type), type),
+              held);
+    }
+    for (long i = whole; i < half; i++) {
+        const float a = load_one(head, i, held), b = load_one(head, i + half, held);
+        const float c = cosine[i], d = cosine[i + half], e = sine[i], f = sine[i + half];
+        store_one(to, i, round_one(round_one(a * c, type) + round_one(-b * e, type), type), held);
+        store_one(to, i + half,
+                  round_one(round_one(b * d, type) + round_one(a * f, type), type), held);
+    }
+}
+
+ONCE static void rotate(const void *head, const float *cosine, const float *sine, long size,
+                        int held, int type, void *to) {
+    if (type == F32)
+        rotate_as(head, cosine, sine, size, F32, F32, to);
+    else if (held == F32)
+        rotate_as(head, cosine, sine, size, F32, BF16, to);
+    else
+        rotate_as(head, cosine, sine, size, BF16, BF16, to);
+}
+
 /* to = gate / (1 + exp(-gate)), rounded, times up, rounded; all lie in memory as ``held``. In place
  * if to == gate. */
 INLINE void gated_as(const void *gate, const void *up, long size, int held, int type, void *to) {
     for (long i = 0; i + LANES <= size; i += LANES) {
-        vf g = load(gate, i, held);
-        vf silu = round_all(g / (1.0f + exp_of(-g)), type);
-        store(to, i, round_all(silu * load(up, i, held), type), held);
+        store(to, i, gated_some(load(gate, i, held), load(up, i, held), type), held);
     }
     for (long i = size / LANES * LANES; i < size; i++) {
         float g = load_one(gate, i, held), silu = round_one(g / (1.0f + expf(-g)), type);
@@ -115,6 +145,17 @@ void normalise_rows(const char *x, const void *weight, long num, long size, floa
 #pragma omp parallel for num_threads((int)num_threads) schedule(static)
     for (long n = 0; n < num; n++)
         normalise(x + n * bytes, weight, size, eps, (int)type, (int)type, to + n * bytes);
+}
+
+/* Heads [num, heads, size], each turned by its token's angles [num, size]. */
+void rotate_rows(const char *x, const float *cosine, const float *sine, long num, long heads,
+                 long size, long type, char *to, long num_threads) {
+    const long bytes = size * sizes[type];
+#pragma omp parallel for num_threads((int)num_threads) schedule(static)
+    for (long t = 0; t < num; t++)
+        for (long n = t * heads; n < (t + 1) * heads; n++)
+            rotate(x + n * bytes, cosine + t * size, sine + t * size, size, (int)type, (int)type,
+                   to + n * bytes);
 }
 
 /* What comes before an MLP's last product, from gate and up [num, size]. */

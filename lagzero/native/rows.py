@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from lagzero.native.decoder import layer_linears
-from lagzero.native.kernels import gate, kernels_of
+from lagzero.native.decoder import layer_linears, window_of
+from lagzero.native.gradients import rotate_back
+from lagzero.native.kernels import gate, kernels_of, rotate
+from lagzero.native.modules import Attention
 from lagzero.numerics.exact import install
-from lagzero.numerics.rows import embed_forward, linear_forward, mlp_forward, norm_forward
+from lagzero.numerics.rows import (
+    attention_forward,
+    embed_forward,
+    linear_forward,
+    mlp_forward,
+    norm_forward,
+)
 
 
 def install_rows(policy: Any) -> None:
@@ -29,3 +37,6 @@ def install_rows(policy: Any) -> None:
         for norm in norms:
             install(norm, norm_forward, (kernels, eps))
         install(layer.mlp, mlp_forward, (gate, kernels.back))
+        if not isinstance(layer.self_attn, Attention):  # whose arguments are others: it trains none
+            how = (rotate, rotate_back), window_of(module.config, layer.self_attn)
+            install(layer.self_attn, attention_forward, how)

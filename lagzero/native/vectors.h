@@ -224,3 +224,8 @@ INLINE vf exp_of(vf x) {
     p = fused(p * r, r, r) + 1.0f;
     return pick(none, (vf){}, p * (vf)((whole + 127) << 23));
 }
+
+/* gate / (1 + exp(-gate)), rounded, times up, rounded. */
+INLINE vf gated_some(vf gate, vf up, int type) {
+    return round_all(round_all(gate / (1.0f + exp_of(-gate)), type) * up, type);
+}

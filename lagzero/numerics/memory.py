@@ -6,8 +6,10 @@ import contextlib
 import math
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 _IF_UNKNOWN = 1 << 30
@@ -31,6 +33,23 @@ def lazy_zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
     else:
         memory = mmap.mmap(-1, num_bytes)
     return torch.frombuffer(memory, dtype=dtype).view(size)  # pyright: ignore[reportUnknownMemberType]
+
+
+_ALIGNED = 64  # bytes: a processor's line
+
+
+def empty(size: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return a tensor on the CPU whose memory, once freed, serves the next of its size.
+
+    torch asks the C library for aligned memory, and glibc finds none in a freed block unless that
+    is larger by an alignment: of equal tensors made in turn each took new memory from the system.
+    Large ones lie in huge pages where the system has them.
+    """
+    num_bytes = math.prod(size) * dtype.itemsize
+    memory = np.empty(num_bytes + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    tensor = torch.from_numpy(memory[start : start + num_bytes])  # pyright: ignore
+    return tensor.view(dtype).view(torch.Size(size))
 
 
 def free_bytes(device: torch.device) -> int:

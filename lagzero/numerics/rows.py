@@ -3,9 +3,8 @@
 Which functions, says a set of ``Kernels``: the C library's on a CPU, Triton's on a GPU. A row of
 their results depends on that row alone, so the forward pass gives the engine's bits. The backward
 pass is the kernels' own where they have one, else torch's ordinary one; nobody repeats gradients,
-so neither keeps to the order of another. What is elementwise in a model
-(residual sums, rotary products) is left to its own modules: one rounded operation a number has one
-result.
+so neither keeps to the order of another. What is elementwise in a model (residual sums, on a GPU
+rotary products) is left to its own modules: one rounded operation a number has one result.
 
 A matrix that has a float32 gradient already (of its own, or ``main_grad``, which an optimiser keeps
 for smaller types) gets its part added there in place, and autograd none: so nothing as large as the
@@ -27,6 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from lagzero.numerics.attention import AttentionPlan
 from lagzero.numerics.exact import Gradients, Kernels, Places, linear_gradients
 from lagzero.numerics.packed import PackedPlan
 from lagzero.numerics.precision import has_fast_bfloat16
@@ -128,6 +128,9 @@ class _Normalise(torch.autograd.Function):
 
 
 Gate = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Rotate = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Rotations = tuple[Rotate, Rotate]
+"""Heads [T, H, E], cosines and sines [T, E] to heads turned; and to their gradient, from that."""
 
 
 class _Gate(torch.autograd.Function):
@@ -146,6 +149,19 @@ class _Gate(torch.autograd.Function):
             return *ctx.back.gate(grads[0], gates, ups), None, None
         to_gates = torch.ops.aten.silu_backward(grads[0] * ups, gates)
         return to_gates, F.silu(gates).mul_(grads[0]), None, None
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, heads: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], by: Rotations
+    ) -> torch.Tensor:
+        ctx.angles, ctx.back = angles, by[1]
+        return by[0](heads, *angles)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return ctx.back(grads[0], *ctx.angles), None, None
 
 
 Back = Callable[..., tuple[torch.Tensor, ...]]
@@ -279,3 +295,25 @@ def mlp_forward(
     if not torch.is_grad_enabled():
         return module.down_proj(gate(gates, ups))
     return module.down_proj(_Gate.apply(gates, ups, gate, back))
+
+
+def attention_forward(
+    module: Any,
+    how: tuple[Rotations, int | None],
+    hidden_states: torch.Tensor,
+    position_embeddings: tuple[torch.Tensor, torch.Tensor],
+    attention_plan: AttentionPlan,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Run attention of one row [1, T, D]. ``how``: what turns heads, and the layer's window."""
+    rotations, window = how
+    query, key, value = (
+        project(hidden_states)[0].unflatten(-1, (-1, module.head_dim))
+        for project in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    if hasattr(module, "q_norm"):
+        query, key = module.q_norm(query), module.k_norm(key)
+    angles = position_embeddings[0][0], position_embeddings[1][0]
+    query, key = (_Rotate.apply(each, angles, rotations) for each in (query, key))
+    out = attention_plan.attend(module.layer_idx, query, key, value, module.scaling, window)
+    return module.o_proj(out.flatten(1).unsqueeze(0)), None

@@ -1,4 +1,4 @@
-"""Which CPU cores each process of a run works on."""
+"""Which CPU cores each process of a run works on, and how its math threads wait for each other."""
 
 from __future__ import annotations
 
@@ -9,6 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _THREADS = Path("/proc/self/task")
+_SPINS = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "5000"}
+
+
+def limit_spinning() -> None:
+    """Set how long OpenMP's threads spin, for this process and its engines, unless the user did.
+
+    Math threads wait for each other some hundred times a forward pass. One that goes to sleep at
+    once must be woken for more than it waited; one that spins on holds a core on which, beside
+    other work, the last thread could begin (figures in docs/log.md). The policy makes the count
+    hold as well where several threads of a process have math threads of their own. Read when torch
+    is loaded.
+    """
+    if not _SPINS.keys() & os.environ.keys():
+        os.environ.update(_SPINS)
 
 
 @dataclass(frozen=True, slots=True)

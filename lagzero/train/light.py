@@ -24,6 +24,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from lagzero.config import ModelConfig
 from lagzero.native.decoder import FAMILIES
 from lagzero.native.modules import ROTARY_TYPES, CausalLM
+from lagzero.numerics.memory import lazy_zeros
 from lagzero.numerics.precision import pick_dtype
 from lagzero.train.model import Policy, load_tokenizer, model_source, pick_device
 
@@ -45,6 +46,7 @@ _WITHOUT_EFFECT = frozenset((
 ))
 # fmt: on
 _KNOWN = _LLAMA | _OTHERS | _WITHOUT_EFFECT
+_ALIGNED = 64  # numbers
 _STORED = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -80,7 +82,7 @@ def _module(folder: Path, dtype: torch.dtype) -> CausalLM | None:
         return None
     if any(each.dtype not in _STORED for each in weights.values()):
         return None
-    module.fill({name: each.to(dtype) for name, each in weights.items()})
+    module.fill(_of_type(weights, dtype))
     module.generation_config = _generation_config(folder, settings)
     return module
 
@@ -131,6 +133,19 @@ def _read(folder: Path) -> dict[str, torch.Tensor]:
         return {}
     parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     return {name: each for part in parts for name, each in load_file(folder / part).items()}
+
+
+def _of_type(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the weights as one type; those that are of another lie side by side, in huge pages.
+
+    A decode step reads every weight once and waits for memory meanwhile.
+    """
+    others = {name: each for name, each in weights.items() if each.dtype != dtype}
+    sizes = [-(-each.numel() // _ALIGNED) * _ALIGNED for each in others.values()]
+    space = lazy_zeros((sum(sizes),), dtype, torch.device("cpu"))
+    for (name, each), place in zip(others.items(), space.split(sizes), strict=True):
+        others[name] = place[: each.numel()].view_as(each).copy_(each)
+    return {**weights, **others}
 
 
 def _generation_config(folder: Path, settings: Any) -> GenerationConfig:

@@ -14,7 +14,7 @@ NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, ["1000", None]),
+        ({}, ["5000", "active"]),
         ({"GOMP_SPINCOUNT": "7"}, ["7", None]),
         ({"OMP_WAIT_POLICY": "active"}, [None, "active"]),
     ],

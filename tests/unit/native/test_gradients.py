@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lagzero.native import kernels
-from lagzero.native.gradients import attend_back, gate_back, normalise_back
+from lagzero.native import kernels, modules
+from lagzero.native.gradients import attend_back, gate_back, normalise_back, rotate_back
 from lagzero.numerics import rows
 from lagzero.numerics.packed import DensePlan
 from lagzero.numerics.rows import RowPlan
@@ -211,6 +211,20 @@ def test_gradients_of_a_gate_are_those_of_its_formula(shape, dtype):
     exact = torch.autograd.grad(F.silu(leaves[0]) * leaves[1], leaves, grad.double())
     for one, other in zip(gate_back(grad, gates, ups), exact, strict=True):
         close(one, other, dtype, float(grad.abs().max() * ups.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("heads", "size"), [(3, 64), (1, 16), (2, 48), (5, 6)])
+def test_heads_are_turned_as_the_modules_turn_them_and_back(dtype, heads, size):
+    x, grad = (random(21, heads, size, dtype=dtype, seed=seed) for seed in range(2))
+    angles = 9 * random(21, size, seed=2)  # of each number: scaled ones are no rotations
+    cosine, sine = angles.cos().to(dtype), (1.3 * angles.sin()).to(dtype)
+    turned = kernels.rotate(x.transpose(0, 1).contiguous().transpose(0, 1), cosine, sine)
+    assert torch.equal(turned, modules._rotate(x, (cosine, sine)))
+    leaf = x.double().requires_grad_()
+    out = modules._rotate(leaf, (cosine.double(), sine.double()))
+    (exact,) = torch.autograd.grad(out, leaf, grad.double())
+    close(rotate_back(grad, cosine, sine), exact, dtype, 4)
 
 
 def test_a_gate_far_from_0_is_closed_or_open():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lagzero.numerics import memory
-from lagzero.numerics.memory import free_bytes, free_system_bytes, lazy_zeros
+from lagzero.numerics.memory import empty, free_bytes, free_system_bytes, lazy_zeros
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
@@ -124,3 +124,33 @@ def test_lazy_zeros_are_zeros_that_can_be_written(dtype: torch.dtype):
     tensor[1].fill_(2)
     assert tensor.float().sum() == 70
     assert lazy_zeros((0, 4), dtype, CPU).shape == (0, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16], ids=str)
+@pytest.mark.parametrize("size", [(), (0,), (1,), (3, 5, 7), (1000, 33)], ids=str)
+def test_tensors_without_contents_are_aligned(size: tuple[int, ...], dtype: torch.dtype):
+    made = [empty(size, dtype) for _ in range(5)]
+    for number, each in enumerate(made):
+        assert each.shape == size and each.dtype == dtype and each.is_contiguous()
+        assert each.data_ptr() % 64 == 0 or not each.numel()
+        each.fill_(number)
+    assert all(bool((each == number).all()) for number, each in enumerate(made))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="is of glibc")
+def test_freed_memory_serves_the_next_of_its_size():
+    code = """
+        import torch
+        from lagzero.numerics.allocator import keep_freed_memory
+        from lagzero.numerics.memory import empty
+        kept = keep_freed_memory()
+        places, small = set(), []
+        for _ in range(20):
+            large = empty((1 << 20,))
+            small.append(torch.ones(3))  # what is made beside it and stays
+            places.add(large.data_ptr())
+            del large
+        print(len(places) if kept else 1)
+    """
+    run = [sys.executable, "-c", textwrap.dedent(code)]
+    assert int(subprocess.run(run, check=True, capture_output=True, text=True).stdout) <= 3
