@@ -107,8 +107,7 @@ INLINE void write_turned(const Product *p, const float *sums, long first, long r
     vf each[TILE], bias = {};
     for (int i = 0; i < TILE; i++) each[i] = *(const vf *)(sums + i * TWO);
     transpose(each);
-    for (int i = 0; i < rows && p->of->bias; i++)
-        bias[i] = load_one(p->of->bias, first + i, p->round_to);
+    if (p->of->bias) bias = load_some(p->of->bias, first, rows, p->round_to);
     const __mmask16 some = (__mmask16)((1u << rows) - 1);
     float *to = p->y + t * size + first;
     const int past = size >= LARGE && rows == TILE && ((uintptr_t)to | size * 4) % LINE == 0;

@@ -62,45 +62,30 @@ typedef struct {
 /* Sums [TWO][TWO] of rows from t on and columns from ``from`` on, which wait to be written. */
 typedef struct { const float *sums; long t, from; } WaitingRows;
 
-INLINE vf bias_of(const Rows *of, long from, long some) {
-    vf bias = {};
-    for (long i = 0; i < some && of->bias; i++)
-        bias[i] = load_one(of->bias, from + i, (int)of->type);
-    return bias;
-}
-
-INLINE void write_some(void *to, long at, long num, vf values, int type) {
-    const __mmask16 some = num < TILE ? (__mmask16)((1u << num) - 1) : 0xffff;
-    if (type == F32) {
-        _mm512_mask_storeu_ps((float *)to + at, some, (__m512)values);
-        return;
-    }
-    const vu halves = (vu)round_all(values, BF16) >> 16;
-    _mm256_mask_storeu_epi16((uint16_t *)to + at, some, _mm512_cvtepi32_epi16((__m512i)halves));
-}
-
 #define ROWS_AT_ONCE 2
 #define ROW_PARTS (TWO / ROWS_AT_ONCE)
 
 INLINE void write_rows(const Rows *of, WaitingRows waiting, long part) {
-    const long left = at_most(of->columns - waiting.from, TWO);
+    const long left = at_most(of->columns - waiting.from, TWO), more = left - TILE;
+    const int type = (int)of->type;
     long row = part * ROWS_AT_ONCE, end = at_most(row + ROWS_AT_ONCE, of->num - waiting.t);
     if (row >= end) return;
-    const vf bias = bias_of(of, waiting.from, at_most(left, TILE));
-    const vf more = left > TILE ? bias_of(of, waiting.from + TILE, left - TILE) : (vf){};
+    vf bias[2] = {};
+    if (of->bias) bias[0] = load_some(of->bias, waiting.from, left, type);
+    if (of->bias && more > 0) bias[1] = load_some(of->bias, waiting.from + TILE, more, type);
     for (; row < end; row++) {
         const float *sums = waiting.sums + row * TWO;
-        const vf a = *(const vf *)sums + bias, b = *(const vf *)(sums + TILE) + more;
+        const vf a = *(const vf *)sums + bias[0], b = *(const vf *)(sums + TILE) + bias[1];
         const long at = (waiting.t + row) * of->stride + waiting.from;
-        if (left == TWO && of->type == BF16) {
+        if (left == TWO && type == BF16) {
             const __m512i upper = _mm512_loadu_si512(upper_halves);
             const __m512i both = _mm512_permutex2var_epi16((__m512i)round_all(a, BF16), upper,
                                                            (__m512i)round_all(b, BF16));
             _mm512_storeu_si512((uint16_t *)of->to + at, both);
             continue;
         }
-        write_some(of->to, at, left, a, (int)of->type);
-        if (left > TILE) write_some(of->to, at + TILE, left - TILE, b, (int)of->type);
+        store_some(of->to, at, left, a, type);
+        if (more > 0) store_some(of->to, at + TILE, more, b, type);
     }
 }
 

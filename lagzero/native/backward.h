@@ -1,4 +1,4 @@
-/* Gradients of what is done row by row: norms, rotations, and the gate of an MLP.
+/* Gradients of what is done row by row: norms and the gate of an MLP.
  *
  * They are those of the float32 formula at the inputs as they are. A tensor is read and written in
  * its own type, once.
@@ -11,21 +11,6 @@
 #define PIECE 4096   /* numbers of a gate that a thread takes at once */
 
 INLINE long padded(long size) { return (size + LANES - 1) / LANES * LANES; }
-
-/* LANES numbers, or the few that are left, and zeros. */
-INLINE vf load_some(const void *from, long at, long left, int type) {
-    if (left >= LANES) return load(from, at, type);
-    vf some = {};
-    for (int i = 0; i < left; i++) some[i] = load_one(from, at + i, type);
-    return some;
-}
-
-INLINE void store_some(void *to, long at, long left, vf values, int type) {
-    if (left >= LANES)
-        store(to, at, values, type);
-    else
-        for (int i = 0; i < left; i++) store_one(to, at + i, values[i], type);
-}
 
 /* A row of a norm; ``weight`` is float32 and, as ``sums``, padded by zeros. */
 typedef struct {
@@ -127,24 +112,5 @@ void gate_back(const void *grad, const void *gate, const void *up, long num, lon
             gate_piece_back(grad, gate, up, at, end, F32, to_gate, to_up);
         else
             gate_piece_back(grad, gate, up, at, end, BF16, to_gate, to_up);
-    }
-}
-
-/* Gradients of ``rotate_rows`` for heads [num, heads, size]: with (a, b) given, a c + b f and
- * b d - a e. */
-void rotate_back(const void *grad, const float *cosine, const float *sine, long num, long heads,
-                 long size, long type, void *to, long num_threads) {
-    const long half = size / 2;
-#pragma omp parallel for num_threads((int)num_threads) schedule(static)
-    for (long n = 0; n < num * heads; n++) {
-        const float *c = cosine + n / heads * size, *e = sine + n / heads * size;
-        for (long i = 0, left = half; i < half; i += LANES, left -= LANES) {
-            const vf a = load_some(grad, n * size + i, left, (int)type);
-            const vf b = load_some(grad, n * size + half + i, left, (int)type);
-            const vf d = load_some(c, half + i, left, F32), f = load_some(e, half + i, left, F32);
-            store_some(to, n * size + i, left, a * load_some(c, i, left, F32) + b * f, (int)type);
-            store_some(to, n * size + half + i, left, b * d - a * load_some(e, i, left, F32),
-                       (int)type);
-        }
     }
 }

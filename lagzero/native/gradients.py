@@ -91,18 +91,6 @@ def gate_back(
     return to_gates, to_ups
 
 
-def rotate_back(grad: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of the heads [T, H, E] of ``kernels.rotate``, from grad [T, H, E].
-
-    With its halves (a, b), angles' cosines (c, d) and sines (e, f): (a c + b f, b d - a e).
-    """
-    grad, out = grad.contiguous(), empty(grad.shape, grad.dtype)
-    angles = [each.float().contiguous() for each in (cosine, sine)]
-    parts = grad, *angles, *grad.shape, TYPES[grad.dtype], out, torch.get_num_threads()
-    library().rotate_back(*map(_told, parts))
-    return out
-
-
 def attend_back(
     grad: torch.Tensor,
     query: torch.Tensor,
@@ -154,11 +142,8 @@ def score_back(
     ``scored`` are entropies H and normalisers of z = logits / temperature, p = softmax(z):
     (of_logprobs ([v = target] - p_v) - of_entropies p_v (log p_v + H)) / temperature.
     """
-    logits, targets, out = (
-        logits.contiguous(),
-        targets.contiguous(),
-        empty(logits.shape, logits.dtype),
-    )
+    logits, targets = logits.contiguous(), targets.contiguous()
+    out = empty(logits.shape, logits.dtype)
     if of_entropies is None:
         of_entropies = torch.zeros_like(of_logprobs)
     entropies, normalisers = scored

@@ -146,17 +146,24 @@ def normalise(inputs: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     return out
 
 
-def rotate(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Return heads [T, H, E] turned by angles [T, E]: numbers e and e + E/2 are one plane."""
-    rows, out = heads.contiguous(), empty(heads.shape, heads.dtype)
-    angles = [each.float().contiguous() for each in (cosine, sine)]
-    library().rotate_rows(
-        *map(_at, (rows, *angles)),
-        *map(_long, (*heads.shape, TYPES[heads.dtype])),
-        _at(out),
-        _threads(),
-    )
+def rotate(
+    heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, rounded: bool = True
+) -> torch.Tensor:
+    """Return heads [T, H, E] turned by angles [T, E]: numbers e and e + E/2 are one plane.
+
+    Their two products are ``rounded`` to the type of the heads, as their sum is in any case.
+    """
+    parts = [each.to(heads.dtype).contiguous() for each in (heads, cosine, sine)]
+    out, held = empty(heads.shape, heads.dtype), TYPES[heads.dtype]
+    types = held, held if rounded else TYPES[torch.float32]
+    sizes = map(_long, (*heads.shape, *types))
+    library().rotate_rows(*map(_at, parts), *sizes, _at(out), _threads())
     return out
+
+
+def rotate_back(grad: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of the heads of ``rotate``: what turns them the other way."""
+    return rotate(grad, cosine, -sine.roll(sine.shape[-1] // 2, -1), rounded=False)
 
 
 def gate(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,19 @@
 #include "attention.h"
 #include "sampling.h"
 
+/* A function ``as`` compiled for each way that numbers lie in memory and are rounded. */
+#define BY_TYPES(AS, ...)                                                                          \
+    {                                                                                              \
+        if (held == F32 && type == F32)                                                            \
+            AS(__VA_ARGS__, F32, F32, to);                                                         \
+        else if (held == F32)                                                                      \
+            AS(__VA_ARGS__, F32, BF16, to);                                                        \
+        else if (type == F32)                                                                      \
+            AS(__VA_ARGS__, BF16, F32, to);                                                        \
+        else                                                                                       \
+            AS(__VA_ARGS__, BF16, BF16, to);                                                       \
+    }
+
 /* to = x / rms(x), rounded, times weight, rounded; both lie in memory as ``held``. In place if
  * to == x. */
 INLINE void normalise_as(const void *x, const void *weight, long size, float eps, int held,
@@ -32,67 +45,47 @@ INLINE void normalise_as(const void *x, const void *weight, long size, float eps
 }
 
 ONCE static void normalise(const void *x, const void *weight, long size, float eps, int held,
-                           int type, void *to) {
-    if (type == F32)
-        normalise_as(x, weight, size, eps, F32, F32, to);
-    else if (held == F32)
-        normalise_as(x, weight, size, eps, F32, BF16, to);
-    else
-        normalise_as(x, weight, size, eps, BF16, BF16, to);
-}
+                           int type, void *to) BY_TYPES(normalise_as, x, weight, size, eps)
 
-/* A head turned by angles [size], float32: numbers i and i + size / 2 are a plane. Products and
- * their sum are rounded. It and the result lie in memory as ``held``; in place if to == head. */
-INLINE void rotate_as(const void *head, const float *cosine, const float *sine, long size, int held,
+/* A head turned by angles [size]: numbers i and i + size / 2 are a plane. Products and their sum
+ * are rounded. All lie in memory as ``held``; in place if to == head. */
+INLINE void rotate_as(const void *head, const void *cosine, const void *sine, long size, int held,
                       int type, void *to) {
     const long half = size / 2, whole = half / LANES * LANES;
     for (long i = 0; i < whole; i += LANES) {
         const vf a = load(head, i, held), b = load(head, i + half, held);
-        const vf c = load(cosine, i, F32), d = load(cosine, i + half, F32);
-        const vf e = load(sine, i, F32), f = load(sine, i + half, F32);
+        const vf c = load(cosine, i, held), d = load(cosine, i + half, held);
+        const vf e = load(sine, i, held), f = load(sine, i + half, held);
         store(to, i, round_all(round_all(a * c, type) + round_all(-b * e, type), type), held);
         store(to, i + half, round_all(round_all(b * d, type) + round_all(a * f, type), type),
               held);
     }
     for (long i = whole; i < half; i++) {
         const float a = load_one(head, i, held), b = load_one(head, i + half, held);
-        const float c = cosine[i], d = cosine[i + half], e = sine[i], f = sine[i + half];
+        const float c = load_one(cosine, i, held), d = load_one(cosine, i + half, held);
+        const float e = load_one(sine, i, held), f = load_one(sine, i + half, held);
         store_one(to, i, round_one(round_one(a * c, type) + round_one(-b * e, type), type), held);
         store_one(to, i + half,
                   round_one(round_one(b * d, type) + round_one(a * f, type), type), held);
     }
 }
 
-ONCE static void rotate(const void *head, const float *cosine, const float *sine, long size,
-                        int held, int type, void *to) {
-    if (type == F32)
-        rotate_as(head, cosine, sine, size, F32, F32, to);
-    else if (held == F32)
-        rotate_as(head, cosine, sine, size, F32, BF16, to);
-    else
-        rotate_as(head, cosine, sine, size, BF16, BF16, to);
-}
+ONCE static void rotate(const void *head, const void *cosine, const void *sine, long size,
+                        int held, int type, void *to) BY_TYPES(rotate_as, head, cosine, sine, size)
 
 /* to = gate / (1 + exp(-gate)), rounded, times up, rounded; all lie in memory as ``held``. In place
  * if to == gate. */
 INLINE void gated_as(const void *gate, const void *up, long size, int held, int type, void *to) {
-    for (long i = 0; i + LANES <= size; i += LANES) {
+    for (long i = 0; i + LANES <= size; i += LANES)
         store(to, i, gated_some(load(gate, i, held), load(up, i, held), type), held);
-    }
     for (long i = size / LANES * LANES; i < size; i++) {
         float g = load_one(gate, i, held), silu = round_one(g / (1.0f + expf(-g)), type);
         store_one(to, i, round_one(silu * load_one(up, i, held), type), held);
     }
 }
 
-ONCE static void gated(const void *gate, const void *up, long size, int held, int type, void *to) {
-    if (type == F32)
-        gated_as(gate, up, size, F32, F32, to);
-    else if (held == F32)
-        gated_as(gate, up, size, F32, BF16, to);
-    else
-        gated_as(gate, up, size, BF16, BF16, to);
-}
+ONCE static void gated(const void *gate, const void *up, long size, int held, int type, void *to)
+    BY_TYPES(gated_as, gate, up, size)
 
 static int goes_many(const Linear *of, long num, long x_type) {
     return has_tiles && of->type == BF16 && x_type == BF16 && num >= MANY && of->inputs <= DEEP;
@@ -147,15 +140,14 @@ void normalise_rows(const char *x, const void *weight, long num, long size, floa
         normalise(x + n * bytes, weight, size, eps, (int)type, (int)type, to + n * bytes);
 }
 
-/* Heads [num, heads, size], each turned by its token's angles [num, size]. */
-void rotate_rows(const char *x, const float *cosine, const float *sine, long num, long heads,
-                 long size, long type, char *to, long num_threads) {
-    const long bytes = size * sizes[type];
+/* Heads [num, heads, size], each turned by its token's angles [num, size], rounded to ``type``. */
+void rotate_rows(const char *x, const char *cosine, const char *sine, long num, long heads,
+                 long size, long held, long type, char *to, long num_threads) {
+    const long bytes = size * sizes[held];
 #pragma omp parallel for num_threads((int)num_threads) schedule(static)
-    for (long t = 0; t < num; t++)
-        for (long n = t * heads; n < (t + 1) * heads; n++)
-            rotate(x + n * bytes, cosine + t * size, sine + t * size, size, (int)type, (int)type,
-                   to + n * bytes);
+    for (long n = 0; n < num * heads; n++)
+        rotate(x + n * bytes, cosine + n / heads * bytes, sine + n / heads * bytes, size,
+               (int)held, (int)type, to + n * bytes);
 }
 
 /* What comes before an MLP's last product, from gate and up [num, size]. */

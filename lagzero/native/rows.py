@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lagzero.native.decoder import layer_linears, window_of
-from lagzero.native.gradients import rotate_back
-from lagzero.native.kernels import gate, kernels_of, rotate
+from lagzero.native.kernels import gate, kernels_of, rotate, rotate_back
 from lagzero.native.modules import Attention
 from lagzero.numerics.exact import install
 from lagzero.numerics.rows import (

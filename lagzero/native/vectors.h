@@ -117,6 +117,21 @@ INLINE void store(void *to, long at, vf values, int type) {
 #endif
 }
 
+/* LANES numbers, or the few that are left, and zeros. */
+INLINE vf load_some(const void *from, long at, long left, int type) {
+    if (left >= LANES) return load(from, at, type);
+    vf some = {};
+    for (int i = 0; i < left; i++) some[i] = load_one(from, at + i, type);
+    return some;
+}
+
+INLINE void store_some(void *to, long at, long left, vf values, int type) {
+    if (left >= LANES)
+        store(to, at, values, type);
+    else
+        for (int i = 0; i < left; i++) store_one(to, at + i, values[i], type);
+}
+
 /* Numbers from ``at`` on, of one type, to ``place`` on as another. */
 INLINE void copy(const void *from, int type, long at, long num, void *to, long place, int to_type) {
     long i = 0;
