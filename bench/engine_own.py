@@ -56,6 +56,8 @@ def generate(policy: Any, job: peers.Job) -> tuple[peers.Rollout, float]:
 def make_engine(job: peers.Job, peer: str) -> Any:
     """Return a run's engine, in which all sequences run at once and none waits for pages.
 
+    It takes its cache's memory before it is ready, as vLLM does.
+
     What follows ``engine-`` in the peer's name is how it stores the weights, ``engine.weights``,
     or int16: what it multiplies in, ``model.products``.
     """
@@ -71,7 +73,11 @@ def serve(job: peers.Job, peer: str) -> Any:
     from lagzero.config_load import parse_config
 
     num = job.num_sequences
-    engine: dict[str, Any] = {"max_running": num, "kv_cache_tokens": num * (job.longest + 32)}
+    engine: dict[str, Any] = {
+        "max_running": num,
+        "kv_cache_tokens": num * (job.longest + 32),
+        "kv_reserve": True,
+    }
     model: dict[str, Any] = {"path": job.folder, "dtype": job.dtype, "device": "cpu"}
     kind = peer.partition("-")[2]
     if kind == "int16":

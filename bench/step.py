@@ -34,6 +34,9 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"))
     parser.add_argument("--products", default="same", choices=("same", "int16"), help="of lagzero")
+    parser.add_argument(
+        "--no-master-weights", action="store_true", help="lagzero without float32 weights, as TRL"
+    )
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -61,6 +64,7 @@ def main() -> None:
                     f"--micro-batch-tokens={options.micro_batch_tokens}",
                     f"--products={options.products}",
                 ]
+                own += ["--no-master-weights"] * options.no_master_weights
                 done.append(peers.child(__file__, own))
             else:
                 theirs = [*sizes, f"--folder={_folder(options.model)}", f"--dtype={dtype}"]
@@ -171,6 +175,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
             "path": options.model,
             "dtype": options.dtype,
             "products": options.products,
+            "master_weights": not options.no_master_weights,
         },
         "data": {"train": [{"kind": "arithmetic", "size": 1}]},
         "score": {"rewards": [{"use": "number_answer"}]},

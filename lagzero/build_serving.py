@@ -370,4 +370,5 @@ def _engine_limits(config: Config, policy: Policy) -> EngineLimits:
         prefix_cache=engine.prefix_cache,
         round_tokens=config.rollout.tokens_per_round,
         kv_on_update=engine.kv_on_update,
+        kv_reserve=engine.kv_reserve,
     )

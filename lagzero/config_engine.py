@@ -65,6 +65,9 @@ class EngineConfig(Block):
     kv_cache_tokens: PositiveInt | None = None  # None: from kv_cache_share of free memory
     # of available memory (GPU: free device memory), when kv_cache_tokens is null
     kv_cache_share: Share = 0.25
+    # take the cache's memory when the engine is made, not as it fills: the first steps are faster,
+    # and memory that is not there is missed at once
+    kv_reserve: bool = False
     prefill_chunk_tokens: PositiveInt = 512  # prompt tokens computed in one engine step
     prefix_cache: bool = True  # reuse prompts that start alike
     # what unfinished responses do with keys and values of the old weights when new ones arrive:

@@ -17,7 +17,9 @@ from lagzero.engine.scheduler import Work
 from lagzero.native.kernels import cache_shape
 from lagzero.numerics.exact import BLOCK, ExactNumerics, Kernels, Places
 from lagzero.numerics.exact_attention import attend_exactly
-from lagzero.numerics.memory import lazy_zeros
+from lagzero.numerics.memory import lazy_zeros, take_memory
+
+_STRETCH = 1 << 26  # bytes of a cache that are taken at once, or 1/16 of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,10 @@ class KVCache:
         device: torch.device,
     ):
         self.page_size = page_size
+        self.num_pages = num_pages
+        self._num_taken = num_pages if device.type != "cpu" else 0
+        page_bytes = max(1, page_size * self.bytes_per_token(shapes, dtype))
+        self._stretch = max(1, min(num_pages // 16, _STRETCH // page_bytes))
 
         def make(shape: KVShape) -> torch.Tensor:
             # Zeros: a masked slot is still multiplied by 0, and 0 * NaN is NaN.
@@ -71,6 +77,14 @@ class KVCache:
 
         self.keys = {layer: make(shape) for layer, shape in shapes.items()}
         self.values = {layer: make(shape) for layer, shape in shapes.items()}
+
+    def take(self, num_pages: int) -> None:
+        """Take the memory of the first pages, and of some more, before they are used."""
+        if num_pages <= self._num_taken:
+            return
+        first, least = self._num_taken, self._num_taken + self._stretch
+        last = self._num_taken = min(self.num_pages, max(num_pages, least))
+        take_memory(each[first:last] for each in (*self.keys.values(), *self.values.values()))
 
     @staticmethod
     def bytes_per_token(shapes: dict[int, KVShape], dtype: torch.dtype) -> int:

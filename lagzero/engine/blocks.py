@@ -43,6 +43,7 @@ class PagePool:
         self._refs = [0] * num_pages
         # Given out last in, first out: memory of the cache that was never touched stays so.
         self._free = list(range(num_pages))[::-1]
+        self.num_begun = 0  # the first pages, of which all others were never given out
         self._by_hash: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # unreferenced, content known; LRU first
@@ -67,6 +68,7 @@ class PagePool:
         else:
             raise OutOfPages
         self._refs[page] = 1
+        self.num_begun = max(self.num_begun, page + 1)
         return page
 
     def share(self, page: int) -> int:
@@ -111,6 +113,13 @@ class PagePool:
             self._forget(page)
         self._free.extend(self._idle)
         self._idle.clear()
+
+    def begin_again(self) -> None:
+        """Drop all content and hand pages out as at first. No page may have a reference."""
+        assert not any(self._refs), "pages are referenced"
+        self.forget_all()
+        self._free.sort(reverse=True)
+        self.num_begun = 0
 
     def _forget(self, page: int) -> None:
         self._by_hash.pop(self._hash_of.pop(page), None)

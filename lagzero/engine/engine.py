@@ -39,6 +39,7 @@ class EngineLimits:
     prefix_cache: bool = True
     round_tokens: int | None = None  # most tokens that a sequence writes in one round
     kv_on_update: Literal["keep", "recompute"] = "keep"  # what becomes of keys of the old weights
+    kv_reserve: bool = False  # take the memory of the KV cache before it is used
 
     def __post_init__(self) -> None:
         if self.round_tokens is not None and self.round_tokens < 1:
@@ -112,6 +113,16 @@ class Engine:
         self._max_used_pages = 0
         self._num_proposed = 0
         self._num_accepted = 0
+        if limits.kv_reserve:
+            self._cache = self._make_cache()
+
+    def _make_cache(self) -> KVCache:
+        pool = self._scheduler.pool
+        kept = pool.num_pages, pool.page_size, cache_dtype(self.policy)
+        cache = KVCache(self._shapes, *kept, self.policy.device)
+        if self.limits.kv_reserve:
+            cache.take(pool.num_pages)
+        return cache
 
     @property
     def has_work(self) -> bool:
@@ -190,9 +201,8 @@ class Engine:
             proposals = self._speculation.propose(scheduler.running, self._context_limit)
         schedule = scheduler.schedule(self.version, proposals)
         if self._cache is None:
-            pool = scheduler.pool
-            kept = pool.num_pages, pool.page_size, cache_dtype(self.policy)
-            self._cache = KVCache(self._shapes, *kept, self.policy.device)
+            self._cache = self._make_cache()
+        self._cache.take(scheduler.pool.num_begun)
         self._cache.copy_pages(schedule.copies)
         logits = run(self.policy, self._cache, schedule.work)
         self._num_steps += 1

@@ -366,7 +366,7 @@ class Scheduler:
             self._drop_pages(seq)
         self.waiting = deque(_led([*self.running, *self.waiting]))
         self.running = []
-        self.pool.forget_all()
+        self.pool.begin_again()
 
     def check_integrity(self) -> None:
         """Assert the invariants of pages and sequences."""

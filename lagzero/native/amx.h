@@ -33,7 +33,8 @@ static void shape_tiles(long upper, long lower) {
         .palette = 1};
     const long rows[8] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
     for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = (uint8_t)rows[i];
-    _tile_loadconfig(&shape);
+    /* Not by _tile_loadconfig, of which gcc believes that it reads 8 bytes. */
+    __asm__ volatile("ldtilecfg %0" : : "m"(shape));
 }
 
 /* Two tiles of rows: where they begin, bytes from row to row and from tile to tile; and of the rows
@@ -92,10 +93,13 @@ typedef struct {
     const Linear *of, *up; /* ``of`` is the gate that goes with ``up``, if this is not null */
     const uint16_t *x;
     long begin, last;
-    float *y;        /* [tokens, rows], rounded */
-    uint16_t *pairs; /* of a gate instead: what the MLP's last product takes in */
+    float *y;         /* [tokens, rows], rounded */
+    uint16_t *narrow; /* or the same in bfloat16 */
+    uint16_t *pairs;  /* or, of a gate, what the MLP's last product takes in */
     int round_to;
 } Product;
+
+enum { WIDE_RESULT, NARROW_RESULT, GATED_RESULT };
 
 /* Sums [TWO][TWO] of rows from ``first`` on times tokens from ``t`` on, or of TILE rows of a gate
  * and of as many that go with it. They are written in parts while the next are added up. */
@@ -120,12 +124,34 @@ INLINE void write_turned(const Product *p, const float *sums, long first, long r
     }
 }
 
-/* Two rows, as one of a tile: numbers of the first at even places. */
+/* Two rows, as one of a tile, rounded: numbers of the first at even places. */
 INLINE __m512i interleaved(vf first, vf second) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
     return _mm512_permutexvar_epi16(_mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10,
                                                      25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
                                                      3, 18, 2, 17, 1, 16, 0), both);
+}
+
+/* Rows, up to TWO, times TILE tokens in bfloat16. */
+INLINE void write_narrow(const Product *p, const float *sums, long first, long rows, long t) {
+    const long size = p->of->rows;
+    vf each[TILE];
+    for (int i = 0; i < TILE; i++) {
+        vf a = *(const vf *)(sums + 2 * i * TWO), b = *(const vf *)(sums + (2 * i + 1) * TWO);
+        if (p->of->bias && 2 * i < rows) a += load_one(p->of->bias, first + 2 * i, BF16);
+        if (p->of->bias && 2 * i + 1 < rows) b += load_one(p->of->bias, first + 2 * i + 1, BF16);
+        each[i] = (vf)interleaved(a, b);
+    }
+    transpose(each);
+    const __mmask32 some = (__mmask32)((1ul << rows) - 1);
+    uint16_t *to = p->narrow + t * size + first;
+    const int past = size >= LARGE && rows == TWO && ((uintptr_t)to | size * 2) % LINE == 0;
+    for (int i = 0; i < TILE && t + i < p->last; i++, to += size) {
+        if (past)
+            _mm512_stream_si512((void *)to, (__m512i)each[i]);
+        else
+            _mm512_mask_storeu_epi16(to, some, (__m512i)each[i]);
+    }
 }
 
 /* Two rows of a gate, times TILE tokens, with those that go with them. */
@@ -140,20 +166,25 @@ INLINE void write_gated(const Product *p, const float *sums, long row, long t) {
     _mm512_store_si512(p->pairs + t * p->of->rows + row * TILE, interleaved(each[0], each[1]));
 }
 
-/* One of 4 parts, or of TILE of a gate. */
-INLINE void write_part(const Product *p, Waiting of, long part, int gated) {
-    const long right = part % 2 * TILE, below = part / 2 * (gated ? 2 : TILE);
+static const long parts_of[] = {[WIDE_RESULT] = 4, [NARROW_RESULT] = 2, [GATED_RESULT] = TILE};
+
+INLINE void write_part(const Product *p, Waiting of, long part, int kind) {
+    const long right = part % 2 * TILE;
+    const long below = part / 2 * (kind == GATED_RESULT ? 2 : TILE);
     if (of.t + right >= p->last || below >= of.rows) return;
     const float *sums = of.sums + below * TWO + right;
-    if (gated)
+    if (kind == GATED_RESULT)
         write_gated(p, sums, of.first + below, of.t + right);
+    else if (kind == NARROW_RESULT)
+        write_narrow(p, sums, of.first, of.rows, of.t + right);
     else
         write_turned(p, sums, of.first + below, at_most(of.rows - below, TILE), of.t + right);
 }
 
 /* Rows first to end - 1 of a weight, or of gate and up, are the left factor. */
-INLINE void add_block(const Product *p, long first, long end, int gated) {
-    const long inputs = p->of->inputs, tiles = inputs / TWO, parts = gated ? TILE : 4;
+INLINE void add_block(const Product *p, long first, long end, int kind) {
+    const long inputs = p->of->inputs, tiles = inputs / TWO, parts = parts_of[kind];
+    const int gated = kind == GATED_RESULT;
     const long each = gated ? TILE : TWO, passes = (p->last - p->begin + TWO - 1) / TWO;
     _Alignas(64) float sums[2][TWO * TWO];
     Waiting waiting = {0, 0, 0, p->last};
@@ -175,7 +206,7 @@ INLINE void add_block(const Product *p, long first, long end, int gated) {
                 add_products_of(weight, tokens, tile);
                 ask_for(weight, tile);
                 for (; part * tiles < (tile + 1) * parts; part++)
-                    write_part(p, waiting, part, gated);
+                    write_part(p, waiting, part, kind);
             }
             EACH_SUM(_tile_stored, sums[at], TWO, 1)
             waiting = (Waiting){sums[at], first, rows, t};
@@ -183,15 +214,18 @@ INLINE void add_block(const Product *p, long first, long end, int gated) {
         }
     }
     _tile_release();
-    for (long part = 0; part < parts; part++) write_part(p, waiting, part, gated);
+    for (long part = 0; part < parts; part++) write_part(p, waiting, part, kind);
     _mm_sfence();
 }
 
 ONCE static void block_amx(const Product *of, long first, long end) {
-    add_block(of, first, end, 0);
+    add_block(of, first, end, WIDE_RESULT);
+}
+ONCE static void block_narrow(const Product *of, long first, long end) {
+    add_block(of, first, end, NARROW_RESULT);
 }
 ONCE static void block_gated(const Product *of, long first, long end) {
-    add_block(of, first, end, 1);
+    add_block(of, first, end, GATED_RESULT);
 }
 
 /* Row t of x [size], rounded, to its place among paired tokens. */
@@ -216,6 +250,8 @@ static void product_amx(Product of, long num) {
         of.last = at_most(of.begin + panel, num);
         if (of.up)
             block_gated(&of, first, end);
+        else if (of.narrow)
+            block_narrow(&of, first, end);
         else
             block_amx(&of, first, end);
     }
@@ -223,13 +259,18 @@ static void product_amx(Product of, long num) {
 
 /* ``multiply`` by a bfloat16 weight, of tokens that have been paired up. */
 static void multiply_amx(const Linear *of, long num, const uint16_t *x, float *y, int round_to) {
-    product_amx((Product){of, 0, x, 0, 0, y, 0, round_to}, num);
+    product_amx((Product){.of = of, .x = x, .y = y, .round_to = round_to}, num);
+}
+
+/* The same in bfloat16. */
+static void multiply_narrow(const Linear *of, long num, const uint16_t *x, uint16_t *y) {
+    product_amx((Product){.of = of, .x = x, .narrow = y, .round_to = BF16}, num);
 }
 
 /* Products of gate and up, gated and paired. */
 static void gate_amx(const Linear *gate, const Linear *up, long num, const uint16_t *x,
                      uint16_t *pairs) {
-    product_amx((Product){gate, up, x, 0, 0, 0, pairs, BF16}, num);
+    product_amx((Product){.of = gate, .up = up, .x = x, .pairs = pairs, .round_to = BF16}, num);
 }
 #else
 #define AMX 0
@@ -237,6 +278,7 @@ static void gate_amx(const Linear *gate, const Linear *up, long num, const uint1
 static const int has_tiles = 0;
 #define pair_up(x, size, pairs, t)
 #define multiply_amx(of, num, x, y, round_to)
+#define multiply_narrow(of, num, x, y)
 #define gate_amx(gate, up, num, x, pairs)
 #endif
 

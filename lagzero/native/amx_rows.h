@@ -216,8 +216,14 @@ ONCE static void outputs_back(const Linear *of, long first, long num, const uint
     }
     _tile_release();
 }
+
+/* A tile of tokens [num, size] paired, from the inputs ``at`` on. */
+static void pair_tile(const uint16_t *x, long num, long size, long t, long at, uint16_t *pairs) {
+    turn_tile(x + t * size + at, size * 2, num - t, (char *)(pairs + t * size + at * TILE));
+}
 #else
 #define multiply_many(of, num, x, y, type)
+#define pair_tile(x, num, size, t, at, pairs)
 #endif
 
 /* Whether there are gradients of a layer's products here. */

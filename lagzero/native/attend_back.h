@@ -14,7 +14,7 @@
 #pragma once
 #include <omp.h>
 #include <string.h>
-#include "vectors.h"
+#include "model.h"
 
 #define PARTS 8     /* of a head's tokens */
 #define CUT 32      /* a part begins with a sequence or after so many of its tokens */
@@ -259,15 +259,6 @@ static void meet(const AttendBack *of, const Stretch *in, long t, long num, long
                       *(vf_any *)(in->to_query + r * shared * E + i) * of->scale, type);
 }
 
-/* How many tokens from t on, before ``end``, are neighbours of one sequence. */
-static long neighbours(const AttendBack *of, long t, long end) {
-    long num = 1;
-    while (t + num < end && of->sequences[t + num] == of->sequences[t]
-           && of->positions[t + num] == of->positions[t] + num)
-        num++;
-    return num;
-}
-
 /* Gradients of a part of a head's tokens; those of keys and values are added to the part's sums. */
 static void attend_part_back(const AttendBack *of, const PartBack *part, long head, float *own) {
     const long E = of->head_size, few = tokens_together(of), size = part->num * E;
@@ -276,7 +267,7 @@ static void attend_part_back(const AttendBack *of, const PartBack *part, long he
     lay_out(of, own, &in);
     memset(sums, 0, 2 * size * sizeof *sums);
     for (long t = part->first, num; t < part[1].first; t += num) {
-        num = neighbours(of, t, part[1].first);
+        num = neighbours(of->sequences, of->positions, t, part[1].first);
         const long low = first_key(of, of->positions[t]), keys = of->positions[t] + num - low;
         const int64_t *places = of->tables + of->sequences[t] * of->table_width + low;
         gather(of, of->key, head, places, keys, in.keys, in.keys_across);
@@ -328,7 +319,7 @@ static void cut(AttendBack *of) {
     }
     of->parts[0].first = 0;
     for (long t = 0; t < T; t++) {
-        if (t && neighbours(of, t - 1, t + 1) == 1) begin = t;
+        if (t && neighbours(of->sequences, of->positions, t - 1, t + 1) == 1) begin = t;
         for (; (t - begin) % CUT == 0 && next < PARTS && spent * PARTS >= whole * next; next++)
             of->parts[next].first = t;
         spent += cost(of, t);
@@ -337,7 +328,7 @@ static void cut(AttendBack *of) {
     for (PartBack *part = of->parts; part < of->parts + PARTS; part++) {
         long low = T, high = -1;
         for (long t = part->first, num; t < part[1].first; t += num) {
-            num = neighbours(of, t, part[1].first);
+            num = neighbours(of->sequences, of->positions, t, part[1].first);
             const int64_t *places = of->tables + of->sequences[t] * of->table_width;
             for (long i = first_key(of, of->positions[t]); i < of->positions[t] + num; i++) {
                 low = places[i] < low ? places[i] : low;

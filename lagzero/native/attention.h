@@ -18,20 +18,32 @@ static void keep(const Model *of, const float *x, void *cache, long start, long 
     memcpy(page + step_place(of, token), &step, sizeof step);
 }
 
-/* Where keys, and values, of tokens first to last begin, which lie in the pages of ``table``; and
- * the steps of an INT16 cache. */
-INLINE void find(const Model *of, const Layer *layer, int type, const int64_t *table, long head,
-                 long first, long last, int64_t *places, float *key_steps, float *value_steps) {
-    const long E = of->head_size, P = of->page_size;
-    for (long at = first; at <= last;) {
-        long end = (at / P + 1) * P <= last ? (at / P + 1) * P : last + 1;
+/* Keys that tokens see, first to first + num - 1 of their sequence. */
+typedef struct {
+    long first, num;
+    int64_t *places;                /* of each of them and its value */
+    float *key_steps, *value_steps; /* of an INT16 cache */
+} Seen;
+
+static long first_seen(const Layer *layer, long position) {
+    return layer->window && position >= layer->window ? position - layer->window + 1 : 0;
+}
+
+/* Find what tokens t to t + run - 1 see, which are neighbours in one sequence. */
+INLINE void find(const Model *of, const Layer *layer, const Step *step, int type, long t, long run,
+                 long head, Seen *to) {
+    const long E = of->head_size, P = of->page_size, last = step->positions[t] + run - 1;
+    const int64_t *table = step->tables + step->sequences[t] * step->table_width;
+    to->first = first_seen(layer, step->positions[t]), to->num = last - to->first + 1;
+    for (long at = to->first; at <= last;) {
+        long end = (at / P + 1) * P <= last ? (at / P + 1) * P : last + 1, n = at - to->first;
         long start = (table[at / P] * of->kv_heads + head) * page_numbers(of);
         if (type == INT16) {
             const long from = start + step_place(of, at % P), size = (end - at) * sizeof(float);
-            memcpy(key_steps + at - first, (const int16_t *)layer->keys + from, size);
-            memcpy(value_steps + at - first, (const int16_t *)layer->values + from, size);
+            memcpy(to->key_steps + n, (const int16_t *)layer->keys + from, size);
+            memcpy(to->value_steps + n, (const int16_t *)layer->values + from, size);
         }
-        for (long place = start + at % P * E; at < end; at++, place += E) *places++ = place;
+        for (long place = start + at % P * E; at < end; at++, place += E) to->places[n++] = place;
     }
 }
 
@@ -43,34 +55,27 @@ static Part part_of(long block, long size, long first, long last) {
     return (Part){from, end - from};
 }
 
-static long first_seen(const Layer *layer, long position) {
-    return layer->window && position >= layer->window ? position - layer->window + 1 : 0;
-}
-
 /* Tokens at to at + run - 1 of a sequence, all query heads of a key head, and what they see. */
 typedef struct {
     const Layer *layer;
-    long run, at, start, end, block; /* keys start to end, and how many of them in a block */
-    long shared, size;               /* query heads of the key head, E */
-    const int64_t *places;           /* of each of them and its value */
-    const char *next;                /* keys that are met after these, or null */
-    const float *key_steps, *value_steps;
-    float *shares; /* [run * shared, width] */
+    long run, at, block;      /* how many keys they meet at once */
+    long shared, size;        /* query heads of the key head, E */
+    const Seen *seen, *after; /* and what the tokens after these see; num 0 if none is known */
+    long asked;               /* of seen keys, their values, and the keys after these */
+    float *shares;            /* [run * shared, width] */
     long width;
 } Meeting;
 
-/* Ask for the lines of the block from ``first`` on: of these keys, then of their values, then of
- * the keys that come next. They are on their way while KEYS others are computed with. */
-INLINE void ask(const Meeting *m, int type, long first) {
-    const long num = m->end - m->start + 1, bytes = m->size * (type == F32 ? 4 : 2);
-    for (long n = first; n < first + m->block; n++) {
-        const char *from = n < num ? m->layer->keys : m->layer->values;
-        if (n < 2 * num)
-            from += m->places[n < num ? n : n - num] * (bytes / m->size);
-        else if (m->next)
-            from = m->next + (n - 2 * num) * bytes;
-        else
-            return;
+/* Ask memory for the next keys or values, so that they are on their way while others are computed
+ * with. */
+INLINE void ask(Meeting *m, int type, long some) {
+    const long num = m->seen->num, bytes = m->size * (type == F32 ? 4 : 2);
+    for (const long end = m->asked + some; m->asked < end; m->asked++) {
+        const long n = m->asked, later = n - 2 * num;
+        if (later >= m->after->num) return;
+        const char *from = n < num || later >= 0 ? m->layer->keys : m->layer->values;
+        const int64_t *places = later < 0 ? m->seen->places : m->after->places;
+        from += places[later >= 0 ? later : n < num ? n : n - num] * (bytes / m->size);
         for (long i = 0; i < bytes; i += LINE) __builtin_prefetch(from + i, 0, 2);
     }
 }
@@ -79,42 +84,61 @@ INLINE void ask(const Meeting *m, int type, long first) {
 static int together(long n) { return (int)(n / ((n + HEADS - 1) / HEADS)); }
 
 /* Scores of queries [run, shared, E]. Of integers, ``scales`` are the scale times their steps. */
-INLINE void score_all(const Meeting *m, int type, const char *query, const float *scales) {
+INLINE void score_all(Meeting *m, int type, const char *query, const float *scales) {
     const long bytes = m->size * (IN_PAIRS(type) || type == INT16 ? 2 : 4);
-    for (long block = m->start; block <= m->end; block += m->block) {
-        ask(m, type, block - m->start + KEYS);
+    const Seen *seen = m->seen;
+    for (long block = seen->first; block < seen->first + seen->num; block += m->block) {
+        ask(m, type, m->block);
         for (long r = 0; r < m->run; r++) {
             const long first = first_seen(m->layer, m->at + r);
             const Part part = part_of(block, m->block, first, m->at + r);
-            const long from = part.from - m->start;
+            const long from = part.from - seen->first;
             int some;
             for (long n = r * m->shared; n < (r + 1) * m->shared && part.num > 0; n += some) {
                 float *to = m->shares + n * m->width + part.from - first;
                 some = type == INT16 ? 1 : together((r + 1) * m->shared - n);
                 if (type == INT16)
-                    score_int16(m->layer->keys, m->places + from, m->key_steps + from, part.num,
-                                m->size, scales[n], (const int16_t *)(query + n * bytes), to);
+                    score_int16(m->layer->keys, seen->places + from, seen->key_steps + from,
+                                part.num, m->size, scales[n],
+                                (const int16_t *)(query + n * bytes), to);
                 else
-                    score_some(m->layer->keys, type, m->places + from, part.num, m->size,
+                    score_some(m->layer->keys, type, seen->places + from, part.num, m->size,
                                scales[0], query + n * bytes, some, to, m->width);
             }
         }
     }
 }
 
+/* In place: exp(score - the largest), 0 beyond num; returns 1 / their sum. Meanwhile keys or values
+ * are asked for: nothing else uses memory then. */
+INLINE float soften(Meeting *m, int type, float *shares, long num) {
+    vf most = all(-INFINITY), total = {};
+    long padded = (num + LANES - 1) / LANES * LANES;
+    for (long i = num; i < padded; i++) shares[i] = -INFINITY;
+    for (long i = 0; i < padded; i += LANES) most = larger(*(vf_any *)(shares + i), most);
+    float top = most[0];
+    for (int i = 1; i < LANES; i++) top = most[i] > top ? most[i] : top;
+    for (long i = 0; i < padded; i += LANES) {
+        ask(m, type, 1);
+        *(vf_any *)(shares + i) = exp_of(*(vf_any *)(shares + i) - top);
+    }
+    for (long i = 0; i < padded; i += LANES) total += *(vf_any *)(shares + i);
+    return 1.0f / sum_of(total);
+}
+
 /* Results [run, shared, E] of shares that ``soften`` made, to which ``sums`` are set. */
-INLINE void weigh_block(const Meeting *m, int type, float *sums) {
-    const long num = m->end - m->start + 1;
+INLINE void weigh_block(Meeting *m, int type, float *sums) {
+    const Seen *seen = m->seen;
     for (long i = 0; i < m->run * m->shared * m->size; i += LANES) store(sums, i, (vf){}, F32);
-    for (long block = m->start; block <= m->end; block += m->block) {
-        ask(m, type, num + block - m->start + KEYS);
+    for (long block = seen->first; block < seen->first + seen->num; block += m->block) {
+        ask(m, type, m->block);
         for (long r = 0; r < m->run; r++) {
             const long first = first_seen(m->layer, m->at + r);
             const Part part = part_of(block, m->block, first, m->at + r);
             int some;
             for (long n = r * m->shared; n < (r + 1) * m->shared && part.num > 0; n += some) {
                 some = together((r + 1) * m->shared - n);
-                weigh_some(m->layer->values, type, m->places + part.from - m->start, part.num,
+                weigh_some(m->layer->values, type, seen->places + part.from - seen->first, part.num,
                            m->shares + n * m->width + part.from - first, m->width, some, m->size,
                            sums + n * m->size);
             }
@@ -140,31 +164,23 @@ INLINE void take_queries(const Meeting *m, int type, const Model *of, const void
     }
 }
 
-/* Tokens t to t + run - 1, of one sequence and neighbours in it: all query heads of a key head. */
-INLINE void attend(const Model *of, const Layer *layer, const Step *step, int type, long t,
-                   long run, long head, const char *next, const void *query, int held,
-                   float *scratch, void *out) {
-    const long E = of->head_size, shared = of->heads / of->kv_heads, num = run * shared;
-    const long at = step->positions[t], start = first_seen(layer, at);
-    const long width = step->longest + LANES, first_head = t * of->heads + head * shared;
-    int64_t *places = (int64_t *)scratch;
-    float *key_steps = scratch + 2 * width, *value_steps = key_steps + width;
-    float *shares = value_steps + width, scales[num], queries[num * E], sums[num * E];
-    const Meeting m = {layer, run, at, start, at + run - 1, run == 1 ? FEW : KEYS, shared, E,
-                       places, next, key_steps, value_steps, shares, width};
-    find(of, layer, type, step->tables + step->sequences[t] * step->table_width, head, start,
-         m.end, places, key_steps, value_steps);
-    take_queries(&m, type, of, query, held, first_head * E, (char *)queries, scales);
-    score_all(&m, type, (const char *)queries, scales);
+/* Tokens t to t + run - 1: all query heads of a key head, which see what ``m`` says. */
+INLINE void attend(const Model *of, Meeting *m, int type, long t, long head,
+                   const void *query, int held, void *out) {
+    const long E = m->size, num = m->run * m->shared, first_head = t * of->heads + head * m->shared;
+    float scales[num], queries[num * E], sums[num * E];
+    take_queries(m, type, of, query, held, first_head * E, (char *)queries, scales);
+    score_all(m, type, (const char *)queries, scales);
     for (long n = 0; n < num; n++) {
-        const long first = first_seen(layer, at + n / shared), seen = at + n / shared - first + 1;
-        scales[n] = soften(shares + n * width, seen);
-        for (long i = 0; i < seen && type == INT16; i++)
-            shares[n * width + i] *= value_steps[first - start + i];
+        const long own = m->at + n / m->shared, first = first_seen(m->layer, own);
+        float *shares = m->shares + n * m->width;
+        scales[n] = soften(m, type, shares, own - first + 1);
+        for (long i = 0; i <= own - first && type == INT16; i++)
+            shares[i] *= m->seen->value_steps[first - m->seen->first + i];
     }
-    weigh_block(&m, type, sums);
+    weigh_block(m, type, sums);
     for (long n = 0; n < num; n++) {
-        const long to = (first_head + n / shared * of->heads + n % shared) * E;
+        const long to = (first_head + n / m->shared * of->heads + n % m->shared) * E;
         for (long i = 0; i < E; i += LANES) {
             vf each = load(sums, n * E + i, F32) * scales[n];
             store(out, to + i, round_all(each, (int)of->type), held);
@@ -172,19 +188,37 @@ INLINE void attend(const Model *of, const Layer *layer, const Step *step, int ty
     }
 }
 
-/* Floats that attend_all needs for each thread: places, as wide as two, steps, and shares. */
+INLINE long shares_width(const Step *step) { return (step->longest + LANES) / 2 * 2; }
+
+/* Floats that attend_all needs for each thread: twice places, as wide as two, and steps; shares. */
 static long attention_scratch(const Model *of, const Step *step) {
-    return (4 + RUN * of->heads / of->kv_heads) * (step->longest + LANES) / 2 * 2 + 2;
+    return (8 + RUN * of->heads / of->kv_heads) * shares_width(step) + 2;
 }
 
-/* Where the keys begin that a token sees. */
-static const char *keys_of(const Model *of, const Layer *layer, const Step *step, long t,
-                             long head) {
-    const long at = first_seen(layer, step->positions[t]);
-    const int64_t *table = step->tables + step->sequences[t] * step->table_width;
-    const long start = (table[at / of->page_size] * of->kv_heads + head) * page_numbers(of);
-    return (const char *)layer->keys
-           + (start + at % of->page_size * of->head_size) * (of->cache == F32 ? 4 : 2);
+/* Tokens t to last - 1 with a key head. */
+INLINE void attend_some(const Model *of, const Layer *layer, const Step *step, int type, long t,
+                        long last, long head, const void *query, int held, float *scratch,
+                        void *out) {
+    const long width = shares_width(step);
+    Seen both[2], *seen = both, *after = both + 1;
+    for (int i = 0; i < 2; i++, scratch += 4 * width)
+        both[i] = (Seen){.places = (int64_t *)scratch, .key_steps = scratch + 2 * width,
+                         .value_steps = scratch + 3 * width};
+    long run = neighbours(step->sequences, step->positions, t, last), asked = 0;
+    find(of, layer, step, type, t, run, head, seen);
+    for (long next; t < last; t += run, run = next) {
+        const long then = t + run;
+        next = then < last ? neighbours(step->sequences, step->positions, then, last) : 0;
+        after->num = 0;
+        if (next) find(of, layer, step, type, then, next, head, after);
+        Meeting m = {layer, run, step->positions[t], run == 1 ? FEW : KEYS,
+                     of->heads / of->kv_heads, of->head_size, seen, after, asked, scratch, width};
+        if (!asked) ask(&m, type, KEYS);
+        attend(of, &m, type, t, head, query, held, out);
+        asked = m.asked > 2 * seen->num ? m.asked - 2 * seen->num : 0;
+        Seen *other = seen;
+        seen = after, after = other;
+    }
 }
 
 /* Queries and results lie in memory as ``held``.
@@ -196,19 +230,12 @@ ONCE static void attend_all(const Model *of, const Layer *layer, const Step *ste
     const long most = T * K < 8 * RUN * step->num_threads ? 1 : RUN, runs = (T + most - 1) / most;
 #pragma omp for schedule(dynamic, 1)
     for (long work = 0; work < runs * K; work++) {
-        long t = work % runs * most, last = t + most < T ? t + most : T, head = work / runs;
-        for (long run; t < last; t += run) {
-            for (run = 1; t + run < last; run++)
-                if (step->sequences[t + run] != step->sequences[t]
-                    || step->positions[t + run] != step->positions[t] + run)
-                    break;
-            const char *next = t + run < last ? keys_of(of, layer, step, t + run, head) : 0;
-            if (of->cache == F32)
-                attend(of, layer, step, F32, t, run, head, next, query, held, scratch, out);
-            else if (of->cache == BF16)
-                attend(of, layer, step, BF16, t, run, head, next, query, held, scratch, out);
-            else
-                attend(of, layer, step, INT16, t, run, head, next, query, held, scratch, out);
-        }
+        const long t = work % runs * most, last = at_most(t + most, T), head = work / runs;
+        if (of->cache == F32)
+            attend_some(of, layer, step, F32, t, last, head, query, held, scratch, out);
+        else if (of->cache == BF16)
+            attend_some(of, layer, step, BF16, t, last, head, query, held, scratch, out);
+        else
+            attend_some(of, layer, step, INT16, t, last, head, query, held, scratch, out);
     }
 }

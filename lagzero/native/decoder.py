@@ -21,6 +21,7 @@ from lagzero.numerics.packed import PackedPlan
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _PAIRS = 32  # inputs of a product come in so many at once
+_DTYPES = {number: dtype for dtype, number in TYPES.items()}
 _LARGEST_HEAD = 256  # numbers that share a step as integers
 
 
@@ -101,6 +102,7 @@ class Decoder:
         self._policy = policy
         self._library = library()
         self._library.scratch_floats.restype = ctypes.c_long
+        self._library.held_type.restype = self._library.logits_type.restype = ctypes.c_long
         self._library.forward.restype = None
         self._scratch = torch.empty(0)
         self._parameters = list(policy.module.parameters())
@@ -122,23 +124,29 @@ class Decoder:
         self._places, self._packed, self._scratch = [], {}, torch.empty(0)
 
     def logits(self, keys: Any, values: Any, page_size: int, row: Row) -> torch.Tensor:
-        """Compute a row; return logits [N, V] in float32.
+        """Compute a row; return logits [N, V] in float32, or in bfloat16 if they are rounded so.
 
         ``keys`` and ``values`` are the cache of each layer, [pages, K, page_size, E] as
         ``cache_shape`` says; those of the row's tokens are written there.
         """
         policy = self._policy
-        with torch.inference_mode():
-            cosine, sine = policy.module.model.rotary_emb(
-                torch.empty(1, dtype=policy.dtype), row.positions.unsqueeze(0)
-            )
-            cosine, sine = cosine[0].float().contiguous(), sine[0].float().contiguous()
         caches = [cache[number] for cache in (keys, values) for number in range(len(keys))]
         places = [page_size, *(each.data_ptr() for each in (*self._parameters, *caches))]
         if places != self._places:
             self._model, self._places = self._point(keys, values, page_size), places
         model = self._model
-        logits = torch.empty(len(row.sampled), model.head.rows)
+        held, dtype = (
+            _DTYPES[which(ctypes.byref(model))]
+            for which in (self._library.held_type, self._library.logits_type)
+        )
+        with torch.inference_mode():
+            cosine, sine = (
+                each[0].to(held).contiguous()
+                for each in policy.module.model.rotary_emb(
+                    torch.empty(1, dtype=policy.dtype), row.positions.unsqueeze(0)
+                )
+            )
+        logits = torch.empty(len(row.sampled), model.head.rows, dtype=dtype)
         tensors = (row.ids, row.positions, row.sequences, row.tables, row.sampled, cosine, sine)
         step = Step(
             len(row.ids),
@@ -212,7 +220,7 @@ def row_of(
     return Row(
         torch.tensor(ids),
         torch.tensor(positions),
-        torch.repeat_interleave(torch.tensor(counts)),
+        torch.from_numpy(np.repeat(np.arange(len(counts)), counts)),  # pyright: ignore
         torch.tensor([each + [0] * (width - len(each)) for each in pages]),
         torch.tensor(sampled, dtype=torch.long),
         max(positions) + 1,

@@ -32,7 +32,6 @@ INLINE long chunks_of(long size) { return (size + CHUNK - 1) / CHUNK; }
 INLINE long filled_up(long rows) { return (rows + WIDTH - 1) / WIDTH * WIDTH; }
 
 INLINE vf size_of(vf x) { return (vf)((vi)x & 0x7fffffff); }
-INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
 
 /* x steps as integers; ties to even. */
 INLINE vi nearest(vf x, vf steps) {

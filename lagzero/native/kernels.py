@@ -256,7 +256,6 @@ def score(
     """
     logits, targets = logits.contiguous(), targets.contiguous()
     logprobs, entropies, normalisers = (torch.empty(len(logits)) for _ in range(3))
-    space = torch.empty(torch.get_num_threads() * logits.shape[1])
     library().score_tokens(
         _at(logits),
         _long(TYPES[logits.dtype]),
@@ -264,7 +263,7 @@ def score(
         ctypes.c_float(temperature),
         _at(targets),
         _threads(),
-        *map(_at, (space, logprobs, entropies, normalisers)),
+        *map(_at, (logprobs, entropies, normalisers)),
     )
     return logprobs, entropies, normalisers
 

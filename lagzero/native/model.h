@@ -33,6 +33,16 @@ typedef struct {
     const int64_t *ids, *positions, *sequences; /* [T] */
     const int64_t *tables;                      /* [sequences, table_width] pages */
     const int64_t *sampled;                     /* [N] places in the row */
-    const float *cosine, *sine;                 /* [T, E] */
-    float *scratch, *logits;                    /* scratch_floats(), [N, V] */
+    const void *cosine, *sine;                  /* [T, E] of held_type() */
+    float *scratch;                             /* scratch_floats() */
+    void *logits;                               /* [N, V] of logits_type() */
 } Step;
+
+/* How many tokens of a row from t on, before ``end``, follow one another in one sequence. */
+INLINE long neighbours(const int64_t *sequences, const int64_t *positions, long t, long end) {
+    long num = 1;
+    while (t + num < end && sequences[t + num] == sequences[t]
+           && positions[t + num] == positions[t] + num)
+        num++;
+    return num;
+}

@@ -77,7 +77,8 @@ ONCE static void rotate(const void *head, const void *cosine, const void *sine, 
  * if to == gate. */
 INLINE void gated_as(const void *gate, const void *up, long size, int held, int type, void *to) {
     for (long i = 0; i + LANES <= size; i += LANES)
-        store(to, i, gated_some(load(gate, i, held), load(up, i, held), type), held);
+        store(to, i, round_all(gated_some(load(gate, i, held), load(up, i, held), type), type),
+              held);
     for (long i = size / LANES * LANES; i < size; i++) {
         float g = load_one(gate, i, held), silu = round_one(g / (1.0f + expf(-g)), type);
         store_one(to, i, round_one(silu * load_one(up, i, held), type), held);

@@ -5,32 +5,43 @@
 
 #define PART 256 /* tokens of the vocabulary that are summed before the search */
 
-/* exp((logits - top) / temperature) of up to PART tokens; returns their sum. */
-ONCE static double weigh_part(const float *logits, long num, float top, float temperature,
-                              float *out) {
+/* A function ``as`` compiled for each type that logits lie in memory as. */
+#define BY_TYPE(AS, ...) return type == F32 ? AS(__VA_ARGS__, F32) : AS(__VA_ARGS__, BF16)
+
+/* exp((logits - top) * factor) of up to PART tokens; returns their sum. */
+INLINE double weigh_part_as(const void *logits, long at, long num, float top, float factor,
+                            float *out, int type) {
     vf total = {};
     double rest = 0;
     long i = 0;
     for (; i + LANES <= num; i += LANES) {
-        vf each = exp_of((*(const vf_any *)(logits + i) - top) / temperature);
+        vf each = exp_of((load(logits, at + i, type) - top) * factor);
         *(vf_any *)(out + i) = each;
         total += each;
     }
-    for (; i < num; i++) rest += out[i] = exp_of((vf){} + (logits[i] - top) / temperature)[0];
+    for (; i < num; i++)
+        rest += out[i] = exp_of(all((load_one(logits, at + i, type) - top) * factor))[0];
     return rest + sum_of(total);
 }
 
+ONCE static double weigh_part(const void *logits, long at, long num, float top, float factor,
+                              float *out, int type) {
+    BY_TYPE(weigh_part_as, logits, at, num, top, factor, out);
+}
+
 /* Sum of weights times (logits - top), where a weight of 0 counts nothing: -inf times 0 is NaN. */
-static double moment_of_part(const float *logits, const float *weights, long num, float top) {
+static double moment_of_part(const void *logits, long at, const float *weights, long num, float top,
+                             int type) {
     vf total = {};
     double rest = 0;
     long i = 0;
     for (; i + LANES <= num; i += LANES) {
         vf weight = *(const vf_any *)(weights + i);
-        vf each = weight * (*(const vf_any *)(logits + i) - top);
+        vf each = weight * (load(logits, at + i, type) - top);
         total += pick(weight == 0, (vf){}, each);
     }
-    for (; i < num; i++) rest += weights[i] == 0 ? 0 : weights[i] * (logits[i] - top);
+    for (; i < num; i++)
+        rest += weights[i] == 0 ? 0 : weights[i] * (load_one(logits, at + i, type) - top);
     return rest + sum_of(total);
 }
 
@@ -39,41 +50,38 @@ ONCE static float logprob_of(float logit, float top, float temperature, double t
     return logprob > 0 ? 0 : logprob;
 }
 
-static long place_of_top(const float *logits, long size) {
-    vf most = (vf){} - INFINITY, more = most;
-    long whole = size / LANES * LANES, i = 0, at = 0;
-    for (; i + LANES < whole; i += 2 * LANES) { /* two by turns, which need not wait */
-        vf each = load(logits, i, F32), next = load(logits, i + LANES, F32);
-        most = pick(each > most, each, most);
-        more = pick(next > more, next, more);
+INLINE float largest_as(const void *logits, long at, long size, int type) {
+    vf most = all(-INFINITY), more = most;
+    long i = 0;
+    for (; i + 2 * LANES <= size; i += 2 * LANES) { /* two by turns, which need not wait */
+        most = larger(load(logits, at + i, type), most);
+        more = larger(load(logits, at + i + LANES, type), more);
     }
-    for (; i < whole; i += LANES) {
-        vf each = load(logits, i, F32);
-        most = pick(each > most, each, most);
-    }
-    most = pick(more > most, more, most);
+    most = larger(most, more);
     float top = -INFINITY;
-    for (i = 0; i < LANES; i++) top = most[i] > top ? most[i] : top;
-    for (i = whole; i < size; i++) top = logits[i] > top ? logits[i] : top;
-    for (; at + PART <= size; at += PART) { /* past the parts without it */
-        vi found = {};
-        for (i = 0; i < PART; i += LANES) found |= load(logits, at + i, F32) == top;
-        if (sum_of((vf)(found & (vi)all(1.0f))) > 0) break;
+    for (int lane = 0; lane < LANES; lane++) top = most[lane] > top ? most[lane] : top;
+    for (; i < size; i++) {
+        const float each = load_one(logits, at + i, type);
+        top = each > top ? each : top;
     }
-    while (at < size && logits[at] != top) at++;
-    return at;
+    return top;
+}
+
+/* The largest of a row that is no NaN. */
+static float largest_of(const void *logits, long at, long size, int type) {
+    BY_TYPE(largest_as, logits, at, size);
 }
 
 /* The first token whose cumulative weight exceeds ``uniform`` of all; none of weight 0. */
-static long search(const float *logits, long size, float top, float temperature, double uniform,
-                   const double *parts, double total) {
+static long search(const void *logits, long at, long size, int type, float top, float factor,
+                   double uniform, const double *parts, double total) {
     long num = (size + PART - 1) / PART, part = 0;
     double point = uniform * total, before = 0;
     while (part < num - 1 && before + parts[part] <= point) before += parts[part++];
     while (part > 0 && parts[part] == 0) before -= parts[--part]; /* rounding went past the end */
     float weights[PART];
     long first = part * PART, width = size - first < PART ? size - first : PART, last = 0;
-    weigh_part(logits + first, width, top, temperature, weights);
+    weigh_part(logits, at + first, width, top, factor, weights, type);
     for (long i = 0; i < width; i++) {
         if (weights[i] > 0) last = i;
         before += weights[i];
@@ -84,56 +92,53 @@ static long search(const float *logits, long size, float top, float temperature,
 
 /* ids [num] and log-probs [num] of logits [num, size]; the likeliest token where temperature is 0.
  * An id of -1 says that a row holds NaN, +inf or nothing but -inf. */
-void draw(const float *logits, long num, long size, const float *temperatures,
+void draw(const void *logits, long type, long num, long size, const float *temperatures,
           const double *uniforms, long num_threads, int64_t *ids, float *logprobs) {
+    const int as = (int)type;
 #pragma omp parallel for num_threads((int)num_threads) schedule(dynamic, 1)
     for (long row = 0; row < num; row++) {
-        const float *of = logits + row * size;
-        float temperature = temperatures[row] > 0 ? temperatures[row] : 1, spare[PART];
+        const long at = row * size;
+        const float temperature = temperatures[row] > 0 ? temperatures[row] : 1;
+        const float top = largest_of(logits, at, size, as), factor = 1 / temperature;
+        float spare[PART];
         double parts[(size + PART - 1) / PART], total = 0;
-        long id = place_of_top(of, size);
+        long id = 0;
         ids[row] = -1;
-        if (id == size || isinf(of[id])) continue;
-        float top = of[id];
+        if (isinf(top)) continue;
         for (long first = 0; first < size; first += PART) {
             long width = size - first < PART ? size - first : PART;
-            total += parts[first / PART] = weigh_part(of + first, width, top, temperature, spare);
+            total += parts[first / PART] =
+                weigh_part(logits, at + first, width, top, factor, spare, as);
         }
         if (!(total > 0)) continue;
         if (temperatures[row] > 0)
-            id = search(of, size, top, temperature, uniforms[row], parts, total);
-        logprobs[row] = logprob_of(of[id], top, temperature, total);
+            id = search(logits, at, size, as, top, factor, uniforms[row], parts, total);
+        else
+            while (load_one(logits, at + id, as) != top) id++;
+        logprobs[row] = logprob_of(load_one(logits, at + id, as), top, temperature, total);
         ids[row] = id;
     }
 }
 
-/* A row of logits as float32: itself, or widened into ``space`` [size]. */
-INLINE const float *widened(const void *logits, long row, long size, int type, float *space) {
-    if (type == F32) return (const float *)logits + row * size;
-    copy(logits, BF16, row * size, size, space, 0, F32);
-    return space;
-}
-
 /* For logits [num, size] / temperature: log-probs [num] of targets [num], entropies [num] in nats
- * and log sums of exp [num]. NaN where a row holds NaN, +inf or nothing but -inf. ``space`` is
- * [num_threads, size]. */
+ * and log sums of exp [num]. NaN where a row holds NaN, +inf or nothing but -inf. */
 void score_tokens(const void *logits, long type, long num, long size, float temperature,
-                  const int64_t *targets, long num_threads, float *space, float *logprobs,
-                  float *entropies, float *normalisers) {
+                  const int64_t *targets, long num_threads, float *logprobs, float *entropies,
+                  float *normalisers) {
+    const int as = (int)type;
 #pragma omp parallel for num_threads((int)num_threads) schedule(dynamic, 1)
     for (long row = 0; row < num; row++) {
-        const float *of =
-            widened(logits, row, size, (int)type, space + omp_get_thread_num() * size);
+        const long at = row * size;
+        const float top = largest_of(logits, at, size, as), factor = 1 / temperature;
+        const float chosen = load_one(logits, at + targets[row], as);
         float weights[PART];
-        long id = place_of_top(of, size);
-        float top = id < size ? of[id] : NAN;
         double total = 0, moment = 0; /* of weight times scaled logit, below the top */
         for (long first = 0; first < size; first += PART) {
             long width = size - first < PART ? size - first : PART;
-            total += weigh_part(of + first, width, top, temperature, weights);
-            moment += moment_of_part(of + first, weights, width, top);
+            total += weigh_part(logits, at + first, width, top, factor, weights, as);
+            moment += moment_of_part(logits, at + first, weights, width, top, as);
         }
-        logprobs[row] = logprob_of(of[targets[row]], top, temperature, total);
+        logprobs[row] = logprob_of(chosen, top, temperature, total);
         entropies[row] = (float)(log(total) - moment / (total * temperature));
         normalisers[row] = (float)((double)top / temperature + log(total));
     }

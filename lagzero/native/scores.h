@@ -109,23 +109,6 @@ INLINE void score_int16(const int16_t *keys, const int64_t *places, const float 
     }
 }
 
-/* In place: exp(score - the largest), 0 beyond num; returns 1 / their sum. */
-static float soften(float *shares, long num) {
-    vf most = (vf){} - INFINITY, total = {};
-    long padded = (num + LANES - 1) / LANES * LANES;
-    for (long i = num; i < padded; i++) shares[i] = -INFINITY;
-    for (long i = 0; i < padded; i += LANES) {
-        vf each = *(vf_any *)(shares + i);
-        most = pick(each > most, each, most);
-    }
-    float top = most[0];
-    for (int i = 1; i < LANES; i++) top = most[i] > top ? most[i] : top;
-    for (long i = 0; i < padded; i += LANES)
-        *(vf_any *)(shares + i) = exp_of(*(vf_any *)(shares + i) - top);
-    for (long i = 0; i < padded; i += LANES) total += *(vf_any *)(shares + i);
-    return 1.0f / sum_of(total);
-}
-
 /* out += values weighted by shares, in ``width`` lanes from ``from`` on, for each of some queries,
  * whose shares are ``apart``. */
 INLINE void weigh(const void *values, int type, const int64_t *places, long num,

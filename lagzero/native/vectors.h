@@ -91,11 +91,27 @@ INLINE float round_one(float value, int type) {
     return wide.value;
 }
 
-INLINE vf round_all(vf values, int type) {
-    if (type == F32) return values;
+#if LANES == 16 && defined(__AVX512BF16__)
+#define ROUNDS 1 /* the machine does, and takes a denormal number for 0 */
+INLINE __m256i to_bf16(vf values) { return (__m256i)_mm512_cvtneps_pbh((__m512)values); }
+#else
+#define ROUNDS 0
+#endif
+
+/* ``round_one`` of all. */
+INLINE vf round_bits(vf values) {
     vu bits = (vu)values;
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000u;
     return pick(values == values, (vf)bits, values);
+}
+
+INLINE vf round_all(vf values, int type) {
+    if (type == F32) return values;
+#if ROUNDS
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(values)), 16);
+#else
+    return round_bits(values);
+#endif
 }
 
 INLINE void store_one(void *to, long at, float value, int type) {
@@ -109,11 +125,15 @@ INLINE void store(void *to, long at, vf values, int type) {
         *(vf_any *)((float *)to + at) = values;
         return;
     }
+#if ROUNDS
+    _mm256_storeu_si256((__m256i *)((uint16_t *)to + at), to_bf16(values));
+#else
     const vu bits = (vu)round_all(values, BF16) >> 16;
 #if LANES == 16
     _mm256_storeu_si256((__m256i *)((uint16_t *)to + at), _mm512_cvtepi32_epi16((__m512i)bits));
 #else
     *(vh_any *)((uint16_t *)to + at) = __builtin_convertvector(bits, vh);
+#endif
 #endif
 }
 
@@ -219,13 +239,24 @@ INLINE void transpose(vf rows[LANES]) {
 #undef EXCHANGE
 }
 
+/* Of two numbers; the second one if either is NaN. */
+#if LANES == 16
+INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vf smaller(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#elif defined(__AVX2__)
+INLINE vf larger(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vf smaller(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#else
+INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
+INLINE vf smaller(vf a, vf b) { return pick(a < b, a, b); }
+#endif
+
 /* exp, 0 below e^-87: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
  * Its coefficients are those of expf in Cephes (Moshier). */
 INLINE vf exp_of(vf x) {
     vf low = (vf){} - 87.0f, high = (vf){} + 88.0f;
     vi none = x < low;
-    x = pick(none, low, x);
-    x = pick(x > high, high, x);
+    x = smaller(high, larger(low, x));
     vf steps = fused(x, all(1.44269504f), all(12582912.0f)); /* rounds to an integer in low bits */
     vi whole = (vi)steps - 0x4b400000;
     steps -= 12582912.0f;
@@ -240,7 +271,18 @@ INLINE vf exp_of(vf x) {
     return pick(none, (vf){}, p * (vf)((whole + 127) << 23));
 }
 
-/* gate / (1 + exp(-gate)), rounded, times up, rounded. */
+/* 1 / x for x >= 1, to a part in 2^22. */
+INLINE vf reciprocal(vf x) {
+#if LANES == 16
+    const vf near = (vf)_mm512_rcp14_ps((__m512)x);
+    return near * fused(-x, near, all(2.0f));
+#else
+    return 1.0f / x;
+#endif
+}
+
+/* gate / (1 + exp(-gate)), rounded, times up; this is to be rounded too. */
 INLINE vf gated_some(vf gate, vf up, int type) {
-    return round_all(round_all(gate / (1.0f + exp_of(-gate)), type) * up, type);
+    const vf below = 1.0f + exp_of(-gate);
+    return round_all(type == F32 ? gate / below : gate * reciprocal(below), type) * up;
 }

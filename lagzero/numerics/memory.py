@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,18 @@ def lazy_zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
     else:
         memory = mmap.mmap(-1, num_bytes)
     return torch.frombuffer(memory, dtype=dtype).view(size)  # pyright: ignore[reportUnknownMemberType]
+
+
+def take_memory(tensors: Iterable[torch.Tensor]) -> None:
+    """Write zeros to tensors on a CPU whose memory may not be there yet, by as many threads as
+    torch has.
+
+    Left to the first use, all threads of that would wait for the one that asks the system.
+    """
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        done = [threads.submit(ctypes.memset, each.data_ptr(), 0, each.nbytes) for each in tensors]
+        for each in done:
+            each.result()
 
 
 _ALIGNED = 64  # bytes: a processor's line

@@ -61,7 +61,10 @@ def test_the_cache_takes_its_share_of_what_is_free_and_no_more_than_is_useful(
     """A token takes 2 * 2 * 8 * 4 = 128 bytes; at least one page, at most every slot's context."""
     monkeypatch.setattr(serving_room, "free_bytes", lambda device: free)
     sizes = config(engine={"kv_cache_share": 0.5, "max_running": 4, "page_size": 16})
-    assert serving_room._engine_limits(sizes, Small()).kv_cache_tokens == expected
+    limits = serving_room._engine_limits(sizes, Small())
+    assert (limits.kv_cache_tokens, limits.kv_reserve) == (expected, False)
+    sizes = config(engine={"kv_reserve": True})
+    assert serving_room._engine_limits(sizes, Small()).kv_reserve
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.tables: list[list[int]] = [[], [], []]
         self.names: dict[int, bytes] = {}
         self.idle: list[int] = []
+        self.given: set[int] = set()
 
     def count(self, page: int) -> int:
         return sum(table.count(page) for table in self.tables)
@@ -45,6 +46,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
         else:
             assert page not in self.names, "cached content was lost although a page was free"
         self.tables[holder].append(page)
+        self.given.add(page)
 
     @precondition(lambda self: any(self.tables))
     @rule(data=st.data(), holder=st.integers(0, 2))
@@ -95,11 +97,20 @@ class PoolAgainstModel(RuleBasedStateMachine):
         self.names.clear()
         self.idle.clear()
 
+    @precondition(lambda self: not any(self.tables))
+    @rule()
+    def begin_again(self):
+        self.pool.begin_again()
+        self.names.clear()
+        self.idle.clear()
+        self.given.clear()
+
     @invariant()
     def agrees(self):
         self.pool.check_integrity(self.tables)
         assert self.pool.num_available == self.free()
         assert self.pool.num_used == NUM_PAGES - self.free()
+        assert self.pool.num_begun == len(self.given) == max(self.given, default=-1) + 1
         for page in range(NUM_PAGES):
             assert self.pool.is_shared(page) == (self.count(page) > 1)
 
@@ -118,6 +129,16 @@ def test_an_empty_pool_raises_and_recovers():
     assert isinstance(raised.value, LagzeroError)  # shown without a traceback
     pool.release(pages[0])
     assert pool.allocate() == pages[0]
+
+
+def test_a_pool_in_use_does_not_begin_again():
+    pool = PagePool(2, 4)
+    page = pool.allocate()
+    with pytest.raises(AssertionError, match="referenced"):
+        pool.begin_again()
+    pool.release(page)
+    pool.begin_again()
+    assert (pool.num_begun, pool.allocate()) == (0, page)
 
 
 def test_releasing_twice_is_caught():

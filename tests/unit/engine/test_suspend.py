@@ -47,6 +47,20 @@ def test_sleep_update_wake_generate_five_times(family, versions_of, engine_of, d
     assert engine.counters.num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("reserve", [True, False])
+def test_a_cache_that_is_reserved_takes_its_memory_at_once(reserve, versions_of, engine_of, drain):
+    """Else a stretch at a time, as its pages are handed out, and after a release from the first."""
+    engine = engine_of(versions_of("llama").policy, kv_reserve=reserve, kv_cache_tokens=1 << 10)
+    assert (engine._cache is not None) == reserve
+    for _ in range(2):
+        drain(engine, [request(0, 3), request(1)])
+        pool, taken = engine._scheduler.pool, engine._cache._num_taken
+        assert 0 < pool.num_begun < pool.num_pages
+        assert taken == pool.num_pages if reserve else pool.num_begun <= taken < pool.num_pages
+        engine.suspend(release=True)
+        assert (engine._cache, pool.num_begun) == (None, 0)
+
+
 @pytest.mark.parametrize("kv", ["keep", "recompute"])
 @pytest.mark.parametrize("num", [1, 4, 9])
 def test_what_was_in_flight_goes_on_under_the_new_weights(kv, num, versions_of, engine_of, drain):

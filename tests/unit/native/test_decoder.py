@@ -212,7 +212,23 @@ def test_a_float32_head_is_not_rounded():
     found = Cache(wide, [5]).run(Decoder(wide), [sequence], [(0, 0, 5)])
     assert (found.bfloat16().float() != found).any()
     rounded = Cache(policy, [5]).run(Decoder(policy), [sequence], [(0, 0, 5)])
-    assert torch.equal(found.bfloat16().float(), rounded)
+    assert torch.equal(found.bfloat16().float(), rounded.float())
+
+
+def test_residual_sums_keep_denormal_numbers_as_torch_does():
+    """Embeddings of about 2e-39, to which layers add nothing."""
+    policy = policy_of("llama", torch.bfloat16, tie_word_embeddings=False)
+    sequence = tokens(5)[0]
+    with torch.no_grad():
+        policy.module.model.embed_tokens.weight.mul_(1e-37)
+        policy.module.model.norm.weight.mul_(1e30)
+        for layer in policy.module.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    found = Cache(policy, [5]).run(Decoder(policy), [sequence], [(0, 0, 5)]).float()
+    want = expected(policy, sequence)
+    assert want.abs().max() > 1e-10
+    torch.testing.assert_close(found, want, rtol=0.02, atol=float(want.abs().max()) / 50)
 
 
 def test_a_fault_is_found_before_anything_is_sampled():

@@ -87,6 +87,13 @@ def test_gated_activations_and_their_gradients_are_those_of_silu(dtype):
         close(one, other, dtype)
 
 
+def test_a_gate_far_out_is_right_to_a_rounding():
+    gate = torch.cat((torch.linspace(-120, 120, 4000), random(96))).bfloat16()
+    found = kernels.gate(gate, torch.ones_like(gate)).double()
+    wanted = gate.double() / (1 + (-gate.double()).exp())
+    assert ((found - wanted).abs() <= 2.0**-8 * wanted.abs() + 1e-35).all()
+
+
 def both_ways(run, *weights: torch.nn.Parameter) -> list[list[torch.Tensor]]:
     """Return gradients after two passes: from none at first, and from zeros laid out before."""
     found: list[list[torch.Tensor]] = []

@@ -70,6 +70,20 @@ def test_shares_of_draws_are_the_probabilities():
     np.testing.assert_allclose(logprobs, probs.log().numpy()[ids], atol=1e-6)
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(size=st.sampled_from([1, 9, 256, 263, 1000]), seed=st.integers(0, 999))
+def test_rounded_logits_are_drawn_from_as_they_are(size, seed):
+    """Of bfloat16: the tokens and the bits of the same numbers in float32."""
+    logits = (4 * torch.randn(6, size, generator=torch.Generator().manual_seed(seed))).bfloat16()
+    temperatures, uniform = [0.0, 0.5, 1.0, 1.3, 1.0, 0.7], np.random.default_rng(seed).random(6)
+    for one, other in zip(
+        draw(logits, temperatures, uniform),
+        draw(logits.float(), temperatures, uniform),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_row_that_cannot_be_drawn_is_named(bad):
     logits = torch.zeros(5, 300)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lagzero.engine.attention import KVCache, KVShape
 from lagzero.numerics import memory
 from lagzero.numerics.memory import empty, free_bytes, free_system_bytes, lazy_zeros
 
@@ -85,7 +86,7 @@ def test_this_machine_has_memory():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_cache_takes_memory_only_where_it_is_written_and_gives_it_back():
+def test_a_cache_takes_memory_only_where_it_is_asked_or_written_and_gives_it_back():
     """In a process that keeps freed memory, on its compute thread: np.zeros writes it all."""
     program = """
         from concurrent.futures import ThreadPoolExecutor
@@ -103,17 +104,20 @@ def test_a_cache_takes_memory_only_where_it_is_written_and_gives_it_back():
         sizes = shapes, 512, 32, torch.float32, torch.device("cpu")  # 8 * 16 MiB
         cache = ThreadPoolExecutor(1).submit(KVCache, *sizes).result()
         made = resident()
+        cache.take(1)  # 1 of 16 stretches: 8 * 1 MiB
+        taken = resident()
         cache.keys[0].fill_(1)
         written = resident()
         del cache
-        print(made - before, written - made, resident() - written)
+        print(made - before, taken - made, written - taken, resident() - written)
     """
     run = [sys.executable, "-c", textwrap.dedent(program)]
     out = subprocess.run(run, capture_output=True, text=True, check=True).stdout
-    made, written, freed = map(int, out.split())
+    made, taken, written, freed = map(int, out.split())
     assert made < 8
-    assert 15 <= written < 24
-    assert freed <= -15
+    assert 7 <= taken < 22  # in huge pages 16, and what two threads take
+    assert 13 <= written < 24
+    assert freed <= -21
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -124,6 +128,17 @@ def test_lazy_zeros_are_zeros_that_can_be_written(dtype: torch.dtype):
     tensor[1].fill_(2)
     assert tensor.float().sum() == 70
     assert lazy_zeros((0, 4), dtype, CPU).shape == (0, 4)
+
+
+def test_a_cache_takes_the_memory_of_pages_before_they_are_used_and_keeps_what_is_there():
+    cache = KVCache({0: KVShape(2, 16), 1: KVShape(2, 16)}, 64, 8, torch.float32, CPU)
+    layers = [*cache.keys.values(), *cache.values.values()]
+    cache.take(3)
+    for layer in layers:
+        layer[:4] = 7  # 1 of 16 stretches
+    for asked in (4, 4, 5, 30, 64):
+        cache.take(asked)
+        assert all((layer[:4] == 7).all() and not layer[4:].any() for layer in layers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16], ids=str)
