@@ -37,10 +37,17 @@ def main() -> None:
     parser.add_argument(
         "--no-master-weights", action="store_true", help="lagzero without float32 weights, as TRL"
     )
+    parser.add_argument(
+        "--moments", default="float32", choices=("float32", "bfloat16"), help="of lagzero"
+    )
+    parser.add_argument(
+        "--activation-checkpointing", action="store_true", help="of lagzero; TRL's is on"
+    )
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--micro-batch-tokens", type=int, default=512, help="of lagzero")
+    parser.add_argument("--logprob-chunk-tokens", type=int, default=1024, help="of lagzero")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--trl-python", help="interpreter of a virtual environment that has TRL")
     parser.add_argument("--measure", action="store_true", help="measure once, print JSON")
@@ -63,8 +70,11 @@ def main() -> None:
                 own += [
                     f"--micro-batch-tokens={options.micro_batch_tokens}",
                     f"--products={options.products}",
+                    f"--moments={options.moments}",
+                    f"--logprob-chunk-tokens={options.logprob_chunk_tokens}",
                 ]
                 own += ["--no-master-weights"] * options.no_master_weights
+                own += ["--activation-checkpointing"] * options.activation_checkpointing
                 done.append(peers.child(__file__, own))
             else:
                 theirs = [*sizes, f"--folder={_folder(options.model)}", f"--dtype={dtype}"]
@@ -176,13 +186,18 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
             "dtype": options.dtype,
             "products": options.products,
             "master_weights": not options.no_master_weights,
+            "activation_checkpointing": options.activation_checkpointing,
         },
         "data": {"train": [{"kind": "arithmetic", "size": 1}]},
         "score": {"rewards": [{"use": "number_answer"}]},
         "rollout": {"group_size": options.samples, "max_new_tokens": options.max_new_tokens},
         "schedule": {"groups_per_step": options.prompts},
         "loss": {"reduction": "sequence_mean"},
-        "train": {"micro_batch_tokens": options.micro_batch_tokens},
+        "train": {
+            "micro_batch_tokens": options.micro_batch_tokens,
+            "logprob_chunk_tokens": options.logprob_chunk_tokens,
+            "optimizer": {"moments": options.moments},
+        },
         "eval": {"before": False, "after": False},
     }
 

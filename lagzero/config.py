@@ -37,7 +37,9 @@ class ModelConfig(Block):
     # of the forward and backward pass; auto: bfloat16 where the device multiplies in it, else
     # float32. The run's own config.yaml holds what it was. float16: for `lagzero eval` only
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    master_weights: bool = True  # keep fp32 weights in the optimiser when dtype is bfloat16
+    # keep fp32 weights in the optimiser when dtype is bfloat16; without, updates are rounded at
+    # random, so that those below the spacing of bfloat16 are not lost
+    master_weights: bool = True
     device: str = "auto"  # auto, cpu, cuda, cuda:1
     threads: Annotated[int, Field(ge=0)] = 0  # CPU threads; 0 leaves torch's choice
     activation_checkpointing: bool = False  # less memory, one more forward pass
@@ -274,6 +276,8 @@ class OptimizerConfig(Block):
     # WSD, warm-up, stable, decay); None: all after warm-up
     decay_steps: PositiveInt | None = None
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0  # of the whole gradient
+    # what both means are kept in; bfloat16: half the memory, rounded at random, right on average
+    moments: Literal["float32", "bfloat16"] = "float32"
 
 
 class CriticConfig(Block):

@@ -1,4 +1,9 @@
-"""AdamW on float32 weights, whatever type the model computes in."""
+"""AdamW on float32 weights, whatever type the model computes in.
+
+A bfloat16 parameter is the upper half of its float32 master; only the lower half is kept beside it.
+An update joins some of the numbers, takes AdamW's step on them and takes them apart again: it makes
+nothing that is as large as the model.
+"""
 
 # torch's own annotations are incomplete.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -7,13 +12,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch.optim.adamw import adamw
 
 from lagzero.config import OptimizerConfig
 from lagzero.errors import LagzeroError
 from lagzero.numerics.memory import lazy_zeros
+from lagzero.numerics.rounding import join, round_at_random, split
 from lagzero.numerics.rows import MAIN_GRAD
 
 
@@ -50,19 +58,76 @@ def global_norm(tensors: Sequence[torch.Tensor]) -> float:
     return math.sqrt(float(torch.stack(norms).square().sum()))
 
 
-class Optimizer:
-    """AdamW with float32 master weights for parameters of a smaller type.
+@dataclass(slots=True)
+class _Weight:
+    """A parameter and what is kept beside it: flat, in the parameter's order."""
 
-    A smaller type's gradient is added to the master's float32 gradient as soon as backward has it,
-    and freed. An update that is below the parameter's spacing is thus kept in the master until
-    enough of them add up. Parameters are written in place, so whoever shares them sees the update.
+    parameter: torch.nn.Parameter
+    decay: float
+    first: torch.Tensor  # mean of the gradients
+    second: torch.Tensor  # mean of their squares
+    rest: torch.Tensor | None  # int16: what the master has beyond the parameter
+    grad: torch.Tensor | None = None  # float32, where the parameter is of a smaller type
+    num_updates: int = 0
+
+    @property
+    def small(self) -> bool:
+        """Whether its gradients are summed in a larger type than its own."""
+        return self.parameter.dtype == torch.bfloat16
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        """The sum of what backward gave since the last update; None where it gave none."""
+        return self.grad if self.small else self.parameter.grad
+
+    def take_grad(self, parameter: torch.Tensor) -> None:
+        """Add what backward has left in the parameter to the gradient, and free it."""
+        if parameter.grad is None:  # it was added to ``main_grad``
+            return
+        if self.grad is None:
+            self.grad = parameter.grad.float()
+        else:
+            self.grad.add_(parameter.grad)
+        parameter.grad = None
+
+    def begin(self, grad: torch.Tensor) -> None:
+        """Sum gradients in ``grad``, which a parameter of a smaller type knows as ``main_grad``."""
+        grad = grad.view_as(self.parameter)
+        if self.small:
+            self.grad = grad
+            setattr(self.parameter, MAIN_GRAD, grad)
+        else:
+            self.parameter.grad = grad
+
+    def clear(self) -> None:
+        """Drop the gradient."""
+        self.grad = self.parameter.grad = None
+        if hasattr(self.parameter, MAIN_GRAD):
+            delattr(self.parameter, MAIN_GRAD)
+
+    def parts(self, num: int) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Yield parameter, gradient, moments and the rest, if there is one, ``num`` at a time."""
+        assert self.gradient is not None
+        lines = [self.parameter.detach().view(-1), self.gradient.reshape(-1)]
+        lines += [self.first, self.second, *([] if self.rest is None else [self.rest])]
+        return zip(*(line.split(num) for line in lines), strict=True)
+
+
+class Optimizer:
+    """AdamW with float32 master weights for parameters in bfloat16.
+
+    A bfloat16 gradient is added to a float32 one as soon as backward has it, and freed. An update
+    that is below a parameter's spacing is kept in its master until enough of them add up. Without
+    masters it is rounded at random, so that they add up on average; moments in bfloat16, of which
+    an update may change a thousandth, likewise. Parameters are written in place, so whoever shares
+    them sees the update.
 
     Weight decay acts on matrices only, never on norms and biases. Source of AdamW: Loshchilov and
     Hutter 2019.
 
     Args:
-        parameters: the trained ones, by name.
-        master_weights: keep float32 masters; False trains small types directly.
+        parameters: the trained ones, by name, contiguous and on one device.
+        master_weights: keep float32 masters of parameters in bfloat16.
         total_steps: length of the schedule.
         updates_per_step: calls of ``step`` that share one place of the schedule.
     """
@@ -81,37 +146,32 @@ class Optimizer:
         self.total_steps = total_steps
         self.updates_per_step = updates_per_step
         self.num_steps = 0
-        self._parameters = dict(parameters)
-        self._masters: dict[str, torch.nn.Parameter] = {}
-        for name, parameter in parameters.items():
-            if master_weights and parameter.dtype.itemsize < 4:
-                self._masters[name] = torch.nn.Parameter(parameter.detach().float())
-                parameter.register_post_accumulate_grad_hook(self._mover(name))
-            else:
-                self._masters[name] = parameter
-        matrices = [m for m in self._masters.values() if m.ndim >= 2]
-        others = [m for m in self._masters.values() if m.ndim < 2]
-        groups = [(matrices, config.weight_decay), (others, 0.0)]
-        self._adamw = torch.optim.AdamW(
-            [{"params": ps, "weight_decay": decay} for ps, decay in groups if ps],
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            fused=True,
-        )
+        self._device = next(iter(parameters.values())).device
+        small = {n: p for n, p in parameters.items() if p.dtype.itemsize < 4}
+        if other := {n: p.dtype for n, p in small.items() if p.dtype != torch.bfloat16}:
+            raise ValueError(f"bfloat16 and larger types are trained, not {other}")
+        if not master_weights:
+            small = {}
+        rests = dict(zip(small, self._zeros(small.values(), torch.int16), strict=True))
+        moments = (self._zeros(parameters.values(), getattr(torch, config.moments)) for _ in "12")
+        self._weights = {
+            name: _Weight(
+                parameter,
+                config.weight_decay if parameter.ndim >= 2 else 0.0,
+                first,
+                second,
+                rests.get(name),
+            )
+            for (name, parameter), first, second in zip(parameters.items(), *moments, strict=True)
+        }
+        for weight in self._weights.values():
+            if weight.small:
+                weight.parameter.register_post_accumulate_grad_hook(weight.take_grad)
 
-    def _mover(self, name: str) -> Callable[[torch.Tensor], None]:
-        def move(parameter: torch.Tensor) -> None:
-            master, grad = self._masters[name], parameter.grad
-            if grad is None:  # it was added to ``main_grad``
-                return
-            if master.grad is None:
-                master.grad = grad.float()
-            else:
-                master.grad.add_(grad)
-            parameter.grad = None
-
-        return move
+    def _zeros(self, like: Collection[torch.Tensor], dtype: torch.dtype) -> Sequence[torch.Tensor]:
+        """Return a line of zeros for each tensor, whose memory is taken when they are written."""
+        sizes = [each.numel() for each in like]
+        return lazy_zeros((sum(sizes),), dtype, self._device).split(sizes)
 
     @property
     def lr(self) -> float:
@@ -124,7 +184,8 @@ class Optimizer:
 
         Raises LagzeroError for a norm that is not finite; weights and moments are then unchanged.
         """
-        grads = [m.grad for m in self._masters.values() if m.grad is not None]
+        updated = [w for w in self._weights.values() if w.gradient is not None]
+        grads = [w.gradient for w in updated if w.gradient is not None]
         if not grads:
             raise ValueError("no parameter has a gradient")
         value = global_norm(grads)
@@ -135,58 +196,83 @@ class Optimizer:
                 "was changed. Look at the log-prob and ratio metrics of the steps before"
             )
         limit = self.config.max_grad_norm
-        if limit is not None and value > limit:
-            for grad in grads:
-                grad.mul_(limit / value)
-        for group in self._adamw.param_groups:
-            group["lr"] = self.lr
-        self._adamw.step()
+        scale = limit / value if limit is not None and value > limit else 1.0
+        generator = torch.Generator(self._device).manual_seed(self.num_steps)
+        spaces = {dtype: _Space(dtype, self._device) for dtype in {g.dtype for g in grads}}
+        for weight, grad in zip(updated, grads, strict=True):
+            self._update(weight, scale, spaces[grad.dtype], generator)
         self.num_steps += 1
-        self._write_back()
         self.clear()
         return value
 
-    def begin(self, zeros: bool = False) -> None:
-        """Drop all gradients. With ``zeros`` float32 weights and masters get new ones, of zeros.
+    @torch.no_grad()
+    def _update(
+        self, weight: _Weight, scale: float, space: _Space, generator: torch.Generator
+    ) -> None:
+        for parameter, grad, first, second, *rest in weight.parts(space.size):
+            wide, scaled, means, squares = (each[: len(parameter)] for each in space.numbers)
+            if rest:
+                join(parameter, rest[0], wide)
+            else:
+                wide = space.of(parameter, wide)
+            means, squares = space.of(first, means), space.of(second, squares)
+            adamw(
+                [wide],
+                [torch.mul(grad, scale, out=scaled)],
+                [means],
+                [squares],
+                [],
+                [torch.tensor(float(weight.num_updates), device=self._device)],
+                fused=True,
+                amsgrad=False,
+                beta1=self.config.betas[0],
+                beta2=self.config.betas[1],
+                lr=self.lr,
+                weight_decay=weight.decay,
+                eps=self.config.eps,
+                maximize=False,
+            )
+            space.keep(means, first, generator)
+            space.keep(squares, second, generator)
+            if rest:
+                split(wide, parameter, rest[0])
+            else:
+                space.keep(wide, parameter, generator)
+        weight.num_updates += 1
 
-        A parameter whose master another is knows the master's as ``main_grad``: who adds to it
-        there leaves nothing for autograd to add. They lie in memory of their own, which goes back
-        to the system when they are dropped: so nothing of them is left while a step samples.
+    def begin(self, zeros: bool = False) -> None:
+        """Drop all gradients. With ``zeros`` those that are summed in float32 begin as zeros.
+
+        A parameter in bfloat16 knows its sum as ``main_grad``: who adds to it there leaves nothing
+        for autograd to add. They lie in memory of their own, which goes back to the system when
+        they are dropped: so nothing of them is left while a step samples.
         """
         self.clear()
-        owners = {n: m for n, m in self._masters.items() if zeros and m.dtype == torch.float32}
-        if not owners:
+        if not zeros:
             return
-        size = sum(m.numel() for m in owners.values())
-        space = lazy_zeros((size,), torch.float32, next(iter(owners.values())).device)
-        parts = space.split([m.numel() for m in owners.values()])
-        for (name, master), part in zip(owners.items(), parts, strict=True):
-            master.grad = part.view_as(master)
-            if master is not self._parameters[name]:
-                setattr(self._parameters[name], MAIN_GRAD, master.grad)
+        summed = [w for w in self._weights.values() if w.parameter.dtype.itemsize <= 4]
+        spaces = self._zeros([w.parameter for w in summed], torch.float32)
+        for weight, space in zip(summed, spaces, strict=True):
+            weight.begin(space)
 
     def clear(self) -> None:
         """Drop all gradients."""
-        for name, master in self._masters.items():
-            master.grad = self._parameters[name].grad = None
-            if hasattr(self._parameters[name], MAIN_GRAD):
-                delattr(self._parameters[name], MAIN_GRAD)
-
-    @torch.no_grad()
-    def _write_back(self) -> None:
-        for name, master in self._masters.items():
-            if master is not self._parameters[name]:
-                self._parameters[name].copy_(master)
+        for weight in self._weights.values():
+            weight.clear()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return weights, both moments and the step count: all that an exact resume needs."""
-        out = {"num_steps": torch.tensor(self.num_steps)}
-        for name, master in self._masters.items():
-            out[f"weight.{name}"] = master.detach()
-            moments = self._adamw.state.get(master)
-            if moments:
-                out[f"first_moment.{name}"] = moments["exp_avg"]
-                out[f"second_moment.{name}"] = moments["exp_avg_sq"]
+        """Return weights, both moments and counts: all that an exact resume needs."""
+        counts = [weight.num_updates for weight in self._weights.values()]
+        out = {"num_steps": torch.tensor(self.num_steps), "num_updates": torch.tensor(counts)}
+        for name, weight in self._weights.items():
+            out[f"weight.{name}"] = weight.parameter.detach()
+            for kind, line in (
+                ("rest", weight.rest),
+                ("first_moment", weight.first),
+                ("second_moment", weight.second),
+            ):
+                if line is not None:
+                    out[f"{kind}.{name}"] = line.view_as(weight.parameter)
         return out
 
     @torch.no_grad()
@@ -195,45 +281,47 @@ class Optimizer:
 
         Raises LagzeroError, changing nothing, when names, shapes or types differ.
         """
-        self._check(state)
+        own = self.state_dict()
+        _check(state, own)
         self.clear()
         self.num_steps = int(state["num_steps"])
-        for name, master in self._masters.items():
-            master.copy_(state[f"weight.{name}"])
-            self._adamw.state.pop(master, None)
-            if f"first_moment.{name}" in state:
-                self._adamw.state[master] = {
-                    "step": torch.tensor(float(self.num_steps), device=master.device),
-                    "exp_avg": state[f"first_moment.{name}"].to(master.device, copy=True),
-                    "exp_avg_sq": state[f"second_moment.{name}"].to(master.device, copy=True),
-                }
-        self._write_back()
+        for weight, count in zip(self._weights.values(), state["num_updates"], strict=True):
+            weight.num_updates = int(count)
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
 
-    def _check(self, state: Mapping[str, torch.Tensor]) -> None:
-        problems: list[str] = []
-        known = {"num_steps"}
-        for name, master in self._masters.items():
-            for kind in ("weight", "first_moment", "second_moment"):
-                key = f"{kind}.{name}"
-                known.add(key)
-                found = state.get(key)
-                if found is None:
-                    if kind == "weight" or self._has_moments(state):
-                        problems.append(f"{key}: missing")
-                elif found.shape != master.shape or found.dtype != master.dtype:
-                    problems.append(
-                        f"{key}: {list(found.shape)} {found.dtype}, here {list(master.shape)} "
-                        f"{master.dtype}"
-                    )
-        problems.extend(f"{key}: not a part of this model" for key in state.keys() - known)
-        if "num_steps" not in state:
-            problems.append("num_steps: missing")
-        if problems:
-            raise LagzeroError(
-                "the saved optimiser state is of another model or configuration:\n"
-                + "\n".join(sorted(problems)[:20])
-            )
 
-    @staticmethod
-    def _has_moments(state: Mapping[str, torch.Tensor]) -> bool:
-        return any(key.startswith("first_moment.") for key in state)
+def _check(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> None:
+    problems = [f"{key}: not a part of this model" for key in state.keys() - own.keys()]
+    problems += [f"{key}: missing" for key in own.keys() - state.keys()]
+    for key in own.keys() & state.keys():
+        (found, here) = ((list(each.shape), each.dtype) for each in (state[key], own[key]))
+        if found != here:
+            problems.append(f"{key}: {found[0]} {found[1]}, here {here[0]} {here[1]}")
+    if problems:
+        raise LagzeroError(
+            "the saved optimiser state is of another model, configuration or version of lagzero:\n"
+            + "\n".join(sorted(problems)[:20])
+        )
+
+
+class _Space:
+    """Where some numbers of a weight are put together, of type ``dtype``."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device):
+        self.size = 1 << 20 if device.type == "cpu" else 1 << 24  # a CPU's cache holds these
+        self.numbers = torch.empty((4, self.size), dtype=dtype, device=device)
+        self._draws = torch.empty(self.size // 4, dtype=torch.int64, device=device)
+
+    def of(self, kept: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        """Return what is kept, as it is or, of another type, in ``place``."""
+        return kept if kept.dtype == place.dtype else place.copy_(kept)
+
+    def keep(self, wide: torch.Tensor, kept: torch.Tensor, generator: torch.Generator) -> None:
+        """Write numbers back, to bfloat16 rounded at random."""
+        if kept.dtype != torch.bfloat16:
+            kept.copy_(wide)
+            return
+        words = self._draws[: -(-len(wide) // 4)]
+        words.random_(-(2**63), None, generator=generator)  # pyright: ignore[reportCallIssue]
+        round_at_random(wide, kept, words.view(torch.int16)[: len(wide)])
