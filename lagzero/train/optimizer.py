@@ -198,7 +198,8 @@ class Optimizer:
         limit = self.config.max_grad_norm
         scale = limit / value if limit is not None and value > limit else 1.0
         generator = torch.Generator(self._device).manual_seed(self.num_steps)
-        spaces = {dtype: _Space(dtype, self._device) for dtype in {g.dtype for g in grads}}
+        largest = max(grad.numel() for grad in grads)
+        spaces = {d: _Space(largest, d, self._device) for d in {grad.dtype for grad in grads}}
         for weight, grad in zip(updated, grads, strict=True):
             self._update(weight, scale, spaces[grad.dtype], generator)
         self.num_steps += 1
@@ -306,12 +307,13 @@ def _check(state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -
 
 
 class _Space:
-    """Where some numbers of a weight are put together, of type ``dtype``."""
+    """Where some numbers of a weight are put together, at most ``largest``, of type ``dtype``."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device):
-        self.size = 1 << 20 if device.type == "cpu" else 1 << 24  # a CPU's cache holds these
+    def __init__(self, largest: int, dtype: torch.dtype, device: torch.device):
+        # With fewer at a time math threads would go to sleep between calls.
+        self.size = min(largest, 1 << 20 if device.type == "cpu" else 1 << 24)
         self.numbers = torch.empty((4, self.size), dtype=dtype, device=device)
-        self._draws = torch.empty(self.size // 4, dtype=torch.int64, device=device)
+        self._draws = torch.empty(-(-self.size // 4), dtype=torch.int64, device=device)
 
     def of(self, kept: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
         """Return what is kept, as it is or, of another type, in ``place``."""
