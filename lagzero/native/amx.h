@@ -1,92 +1,10 @@
-/* Products of bfloat16 by the matrix unit of a processor that has one (AMX): 16 x 16 sums at once,
- * over 32 inputs. A sum comes of its own row's and column's numbers alone, 32 at a time in their
- * order, so it has the same bits wherever it stands, and whichever of its factors is the left one.
- *
- * A left factor's tile is 16 rows of 32 numbers. A right one's is 16 pairs of inputs, each of 16
- * columns: [16][16][2]; "paired" numbers lie so, tile after tile.
- */
+/* Products of a decoder by the matrix unit: a weight's rows, as they lie, and paired tokens. */
 #pragma once
-#include <omp.h>
-#include "linear.h"
+#include "unit.h"
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BF16__)                      \
-    && defined(__AVX512BW__) && defined(__linux__)
-#define AMX 1
-#include <sys/syscall.h>
-#include <unistd.h>
-#define TILE 16      /* rows, columns, and pairs of inputs of a tile */
-#define TWO (2 * TILE) /* also inputs of a tile */
-#define TILE_BYTES 1024
+#if AMX
 #define LARGE 8192 /* outputs of a layer that fill no cache */
 #define TILE_PANEL (256 << 10) /* numbers of the tokens that a weight's rows meet in turn */
-
-static int has_tiles; /* Linux lends the unit's registers to a process that asks */
-
-__attribute__((constructor)) static void ask_for_tiles(void) {
-    const long request = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
-    has_tiles = syscall(SYS_arch_prctl, request, tile_data) == 0;
-}
-
-/* Sums in tiles 0 to 3, left factors in 4 and 5 of these numbers of rows, right ones in 6 and 7. */
-static void shape_tiles(long upper, long lower) {
-    struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } shape = {
-        .palette = 1};
-    const long rows[8] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
-    for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = (uint8_t)rows[i];
-    /* Not by _tile_loadconfig, of which gcc believes that it reads 8 bytes. */
-    __asm__ volatile("ldtilecfg %0" : : "m"(shape));
-}
-
-/* Two tiles of rows: where they begin, bytes from row to row and from tile to tile; and of the rows
- * that follow each, which one is asked of memory first meanwhile, and how many are. */
-typedef struct { const char *upper, *lower; long stride, step, next, ahead; } Left;
-typedef struct { const char *left, *right; } Right; /* two tiles of columns, paired */
-
-static Left left_of(const uint16_t *first, long rows, long size) {
-    const char *upper = (const char *)first;
-    return (Left){upper, rows > TILE ? upper + TILE * size * 2 : upper, size * 2, 64, 0, 0};
-}
-
-INLINE void ask_for(Left a, long tile) {
-    for (long row = a.next; row < a.next + a.ahead; row++) {
-        __builtin_prefetch(a.upper + row * a.stride + tile * a.step, 0, 2);
-        __builtin_prefetch(a.lower + row * a.stride + tile * a.step, 0, 2);
-    }
-}
-
-/* sum += left right, of one tile of each, for the four sums that are in tiles 0 to 3. */
-INLINE void add_products_of(Left a, Right b, long tile) {
-    _tile_loadd(4, a.upper + tile * a.step, a.stride);
-    _tile_loadd(6, b.left + tile * TILE_BYTES, 64);
-    _tile_loadd(7, b.right + tile * TILE_BYTES, 64);
-    _tile_loadd(5, a.lower + tile * a.step, a.stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-}
-
-INLINE void add_products(Left a, Right b, long tiles) {
-    for (long tile = 0; tile < tiles; tile++) add_products_of(a, b, tile);
-}
-
-INLINE void clear_sums(void) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-}
-
-/* To or from [TWO][TWO] numbers; ``lower`` is 0 if there are no more than TILE rows. */
-#define EACH_SUM(MOVE, at, size, lower)                                                            \
-    {                                                                                              \
-        MOVE(0, at, (size) * 4);                                                                   \
-        MOVE(1, (at) + TILE, (size) * 4);                                                          \
-        if (lower) {                                                                               \
-            MOVE(2, (at) + TILE * (size), (size) * 4);                                             \
-            MOVE(3, (at) + TILE * (size) + TILE, (size) * 4);                                      \
-        }                                                                                          \
-    }
 
 /* A product of a weight's rows, and which tokens, paired, they meet: begin to last - 1. */
 typedef struct {
@@ -181,6 +99,14 @@ INLINE void write_part(const Product *p, Waiting of, long part, int kind) {
         write_turned(p, sums, of.first + below, at_most(of.rows - below, TILE), of.t + right);
 }
 
+/* Ask memory for some of the rows that follow each half. */
+INLINE void ask_for(Left a, long next, long some, long tile) {
+    for (long row = next; row < next + some; row++) {
+        __builtin_prefetch(a.upper + row * a.stride + tile * a.step, 0, 2);
+        __builtin_prefetch(a.lower + row * a.stride + tile * a.step, 0, 2);
+    }
+}
+
 /* Rows first to end - 1 of a weight, or of gate and up, are the left factor. */
 INLINE void add_block(const Product *p, long first, long end, int kind) {
     const long inputs = p->of->inputs, tiles = inputs / TWO, parts = parts_of[kind];
@@ -189,31 +115,33 @@ INLINE void add_block(const Product *p, long first, long end, int kind) {
     _Alignas(64) float sums[2][TWO * TWO];
     Waiting waiting = {0, 0, 0, p->last};
     for (int at = 0; first < end; first += each) {
-        /* What is missing is computed twice rather than read from beyond the end. */
-        const long rows = at_most(end - first, each), upper = at_most(rows, TILE);
+        const long rows = at_most(end - first, each);
         Left weight = left_of((const uint16_t *)p->of->weight + first * inputs, rows, inputs);
-        if (gated) weight.lower = (const char *)p->up->weight + first * weight.stride;
-        shape_tiles(upper, rows > TILE ? rows - TILE : upper);
-        weight.next = each;
-        weight.ahead = first + 2 * each <= end ? (TILE + passes - 1) / passes : 0;
+        if (gated) {
+            weight.lower = (const char *)p->up->weight + first * weight.stride;
+            weight.num_lower = rows;
+        }
+        begin_rows(weight);
+        const long ahead = first + 2 * each <= end ? (TILE + passes - 1) / passes : 0;
+        long next = each;
         for (long t = p->begin; t < p->last; t += TWO, at ^= 1) {
-            const long right = t + TILE < p->last ? TILE : 0; /* tokens further on */
-            const Right tokens = {(const char *)(p->x + t * inputs),
-                                  (const char *)(p->x + (t + right) * inputs)};
+            const Right tokens = {(const char *)(p->x + t * inputs), TILE * inputs * 2,
+                                  t + TILE < p->last ? 2 : 1, 0, 0};
+            const Sums to = {sums[at], TWO, 1};
             long part = 0;
-            clear_sums();
+            begin_sums(weight, to);
             for (long tile = 0; tile < tiles; tile++) {
-                add_products_of(weight, tokens, tile);
-                ask_for(weight, tile);
+                add_step(weight, tokens, tiles, tile, to);
+                ask_for(weight, next, ahead, tile);
                 for (; part * tiles < (tile + 1) * parts; part++)
                     write_part(p, waiting, part, kind);
             }
-            EACH_SUM(_tile_stored, sums[at], TWO, 1)
+            end_sums(weight, to);
             waiting = (Waiting){sums[at], first, rows, t};
-            weight.next += weight.ahead;
+            next += ahead;
         }
     }
-    _tile_release();
+    end_rows();
     for (long part = 0; part < parts; part++) write_part(p, waiting, part, kind);
     _mm_sfence();
 }
@@ -229,7 +157,7 @@ ONCE static void block_gated(const Product *of, long first, long end) {
 }
 
 /* Row t of x [size], rounded, to its place among paired tokens. */
-static void pair_up(const float *x, long size, uint16_t *pairs, long t) {
+static void take_in(const float *x, long size, uint16_t *pairs, long t) {
     uint32_t *to = (uint32_t *)(pairs + t / TILE * TILE * size) + t % TILE;
     for (long i = 0; i < size; i += TILE, to += TILE * TILE / 2) {
         const __m512 each = (__m512)*(const vf_any *)(x + i);
@@ -258,7 +186,7 @@ static void product_amx(Product of, long num) {
 }
 
 /* ``multiply`` by a bfloat16 weight, of tokens that have been paired up. */
-static void multiply_amx(const Linear *of, long num, const uint16_t *x, float *y, int round_to) {
+static void multiply_tiles(const Linear *of, long num, const uint16_t *x, float *y, int round_to) {
     product_amx((Product){.of = of, .x = x, .y = y, .round_to = round_to}, num);
 }
 
@@ -273,17 +201,5 @@ static void gate_amx(const Linear *gate, const Linear *up, long num, const uint1
     product_amx((Product){.of = gate, .up = up, .x = x, .pairs = pairs, .round_to = BF16}, num);
 }
 #else
-#define AMX 0
-#define TILE 1
-static const int has_tiles = 0;
-#define pair_up(x, size, pairs, t)
-#define multiply_amx(of, num, x, y, round_to)
-#define multiply_narrow(of, num, x, y)
 #define gate_amx(gate, up, num, x, pairs)
 #endif
-
-/* Whether a layer's products are the matrix unit's. */
-INLINE int in_tiles(const Linear *of) { return has_tiles && of->type == BF16; }
-
-/* Tokens in whole tiles. */
-INLINE long filled_tiles(long tokens) { return (tokens + TILE - 1) / TILE * TILE; }

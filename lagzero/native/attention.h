@@ -7,7 +7,6 @@
 #include "scores.h"
 
 #define KEYS 32 /* of a block, which stays in the first cache while some queries meet it */
-#define FEW 8   /* of a block that one token meets: it waits for memory, and asks more evenly */
 #define RUN 4   /* tokens of a sequence that meet a block together, each with several heads */
 
 /* Write a key or value [E] as integers to the page that begins at ``start`` of an INT16 cache. */
@@ -58,7 +57,7 @@ static Part part_of(long block, long size, long first, long last) {
 /* Tokens at to at + run - 1 of a sequence, all query heads of a key head, and what they see. */
 typedef struct {
     const Layer *layer;
-    long run, at, block;      /* how many keys they meet at once */
+    long run, at;
     long shared, size;        /* query heads of the key head, E */
     const Seen *seen, *after; /* and what the tokens after these see; num 0 if none is known */
     long asked;               /* of seen keys, their values, and the keys after these */
@@ -87,11 +86,11 @@ static int together(long n) { return (int)(n / ((n + HEADS - 1) / HEADS)); }
 INLINE void score_all(Meeting *m, int type, const char *query, const float *scales) {
     const long bytes = m->size * (IN_PAIRS(type) || type == INT16 ? 2 : 4);
     const Seen *seen = m->seen;
-    for (long block = seen->first; block < seen->first + seen->num; block += m->block) {
-        ask(m, type, m->block);
+    for (long block = seen->first; block < seen->first + seen->num; block += KEYS) {
+        ask(m, type, KEYS);
         for (long r = 0; r < m->run; r++) {
             const long first = first_seen(m->layer, m->at + r);
-            const Part part = part_of(block, m->block, first, m->at + r);
+            const Part part = part_of(block, KEYS, first, m->at + r);
             const long from = part.from - seen->first;
             int some;
             for (long n = r * m->shared; n < (r + 1) * m->shared && part.num > 0; n += some) {
@@ -130,11 +129,11 @@ INLINE float soften(Meeting *m, int type, float *shares, long num) {
 INLINE void weigh_block(Meeting *m, int type, float *sums) {
     const Seen *seen = m->seen;
     for (long i = 0; i < m->run * m->shared * m->size; i += LANES) store(sums, i, (vf){}, F32);
-    for (long block = seen->first; block < seen->first + seen->num; block += m->block) {
-        ask(m, type, m->block);
+    for (long block = seen->first; block < seen->first + seen->num; block += KEYS) {
+        ask(m, type, KEYS);
         for (long r = 0; r < m->run; r++) {
             const long first = first_seen(m->layer, m->at + r);
-            const Part part = part_of(block, m->block, first, m->at + r);
+            const Part part = part_of(block, KEYS, first, m->at + r);
             int some;
             for (long n = r * m->shared; n < (r + 1) * m->shared && part.num > 0; n += some) {
                 some = together((r + 1) * m->shared - n);
@@ -211,7 +210,7 @@ INLINE void attend_some(const Model *of, const Layer *layer, const Step *step, i
         next = then < last ? neighbours(step->sequences, step->positions, then, last) : 0;
         after->num = 0;
         if (next) find(of, layer, step, type, then, next, head, after);
-        Meeting m = {layer, run, step->positions[t], run == 1 ? FEW : KEYS,
+        Meeting m = {layer, run, step->positions[t],
                      of->heads / of->kv_heads, of->head_size, seen, after, asked, scratch, width};
         if (!asked) ask(&m, type, KEYS);
         attend(of, &m, type, t, head, query, held, out);

@@ -117,11 +117,12 @@ static Space space_of(const Model *of, const Step *step) {
     float *picked = step->scratch + R * scratch_row(of);
     const int held = (int)held_type(of);
     const Inputs gated_already = {0, (uint16_t *)gate, 0};
+    const Inputs attended_already = {0, (uint16_t *)attended, 0};
     return (Space){
         .x = x, .normed = normed, .picked = picked, .more = more, .query = query, .key = key,
         .value = value, .attended = attended, .gate = gate, .up = up,
         .to_attention = narrowed(normed, spare, T * D),
-        .to_out = narrowed(attended, spare, T * Q),
+        .to_out = held == BF16 && !AMX ? attended_already : narrowed(attended, spare, T * Q),
         .to_mlp = narrowed(normed, spare, T * D),
         .to_down = held == BF16 ? gated_already : narrowed(gate, spare, T * F),
         .to_head = narrowed(picked, picked + N * D, N * D),
@@ -152,15 +153,25 @@ static void layer_attention(const Model *of, const Layer *layer, const Step *ste
         place_token(of, layer, step, t, place(in->query, t * Q, held),
                     place(in->key, t * KV, held), place(in->value, t * KV, held), held);
     attend_all(of, layer, step, held, in->query, own, in->attended);
+    if (held == F32) {
 #pragma omp for schedule(static)
-    for (long work = 0; work < (held == BF16 ? tiles : T); work++)
-        if (held == BF16)
+        for (long t = 0; t < T; t++) narrow(&layer->out, in->to_out, t);
+    } else if (AMX) {
+#pragma omp for schedule(static)
+        for (long work = 0; work < tiles; work++)
             pair_tile(in->attended, T, Q, work / (Q / 32) * TILE, work % (Q / 32) * 32,
                       in->to_out.pairs);
-        else
-            narrow(&layer->out, in->to_out, work);
+    }
     multiply_as(&layer->out, T, in->to_out, in->more, type, held);
 #pragma omp barrier
+}
+
+/* An MLP's gate, of those outputs that the thread has just made itself. */
+static void gate_own(const Linear *of, long num, uint16_t *gate, const uint16_t *up) {
+    const long first = first_of(of, omp_get_thread_num());
+    const long last = first_of(of, omp_get_thread_num() + 1);
+    for (long at = first; at < num * of->rows; at += of->rows)
+        gated(gate + at, up + at, last - first, BF16, BF16, gate + at);
 }
 
 /* A layer's MLP, to ``more``. Each of the team calls it. */
@@ -173,17 +184,19 @@ static void layer_mlp(const Model *of, const Layer *layer, const Step *step, con
                       of->eps, type, in->normed + t * D);
         narrow(&layer->gate, in->to_mlp, t);
     }
-    if (held == BF16) {
+    if (held == BF16 && AMX) {
         gate_amx(&layer->gate, &layer->up, T, in->to_mlp.pairs, in->to_down.pairs);
-#pragma omp barrier
     } else {
-        float *gate = in->gate, *up = in->up;
-        multiply(&layer->gate, T, in->to_mlp, gate, type);
-        multiply(&layer->up, T, in->to_mlp, up, type);
+        multiply_as(&layer->gate, T, in->to_mlp, in->gate, type, held);
+        multiply_as(&layer->up, T, in->to_mlp, in->up, type, held);
+        if (held == BF16) gate_own(&layer->gate, T, in->gate, in->up);
+    }
 #pragma omp barrier
+    if (held == F32) {
 #pragma omp for schedule(static)
         for (long t = 0; t < T; t++) {
-            gated(gate + t * F, up + t * F, F, F32, type, gate + t * F);
+            float *gate = (float *)in->gate + t * F;
+            gated(gate, (float *)in->up + t * F, F, F32, type, gate);
             narrow(&layer->down, in->to_down, t);
         }
     }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lagzero.native.kernels import Packed, cache_shape, linear, pack
+from lagzero.native.kernels import Packed, cache_shape, linear, pack, takes_tiles, tile
 from lagzero.native.library import NotBuilt, library
 from lagzero.native.structures import LINEARS, TYPES, Layer, Linear, Model, Step
 from lagzero.numerics.packed import PackedPlan
@@ -108,7 +108,7 @@ class Decoder:
         self._parameters = list(policy.module.parameters())
         self._places: list[int] = []  # page size, parameters, cache: what ``_model`` was made of
         self._model = Model()
-        self._packed: dict[int, Packed] = {}  # of int16 products, by the number of a linear layer
+        self._packed: dict[int, Packed] = {}  # by the number of a linear layer
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -202,10 +202,12 @@ class Decoder:
         )
 
     def _linear(self, number: int, module: Any) -> Linear:
-        packed = None
+        weight, packed = module.weight.detach(), self._packed.get(number)
         if self._policy.products == "int16":
-            packed = self._packed[number] = pack(module.weight.detach(), self._packed.get(number))
-        return linear(module.weight, module.bias, getattr(module, "scale", None), packed)
+            packed = self._packed[number] = pack(weight, packed)
+        elif takes_tiles(weight):
+            packed = self._packed[number] = tile(weight, packed)
+        return linear(weight, module.bias, getattr(module, "scale", None), packed)
 
 
 def row_of(

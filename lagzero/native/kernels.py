@@ -23,9 +23,9 @@ import torch
 
 from lagzero.native.gradients import GRADIENTS
 from lagzero.native.library import library
-from lagzero.native.structures import TYPES, Layer, Linear, Model, Step
+from lagzero.native.structures import TILED, TYPES, Layer, Linear, Model, Step
 from lagzero.numerics.exact import Kernels, Places, ProductType
-from lagzero.numerics.memory import empty
+from lagzero.numerics.memory import empty, lazy_zeros
 
 
 def _at(tensor: torch.Tensor | None) -> ctypes.c_void_p:
@@ -46,13 +46,14 @@ _WIDTH = 32  # rows of a weight, of which the library packs 16 or 32 together
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight [M, K] as 16-bit integers q: it stands for q times a step for each 256 of its q.
+    """A weight [M, K] as the library reads it, rows filled up with zeros.
 
-    Both lie as the library reads them, rows filled up with zeros.
+    Of 16-bit integers q: it stands for q times a step for each 256 of its q. Of bfloat16: the
+    weight's own numbers, in tiles.
     """
 
-    integers: torch.Tensor  # int16
-    steps: torch.Tensor  # float32
+    numbers: torch.Tensor  # int16 or bfloat16
+    steps: torch.Tensor | None  # float32, of integers
 
 
 def pack(weight: torch.Tensor, into: Packed | None = None) -> Packed:
@@ -73,9 +74,28 @@ def pack(weight: torch.Tensor, into: Packed | None = None) -> Packed:
         _long(TYPES[weight.dtype]),
         _long(outputs),
         _long(size),
-        *map(_at, (spare, into.integers, into.steps)),
+        *map(_at, (spare, into.numbers, into.steps)),
         _threads(),
     )
+    return into
+
+
+def takes_tiles(weight: torch.Tensor) -> bool:
+    """Whether a decoder multiplies by such a weight in tiles, which ``tile`` lays it in."""
+    native = library()
+    native.takes_tiled.restype = ctypes.c_long
+    return weight.dtype == torch.bfloat16 and bool(native.takes_tiled(_long(weight.shape[1])))
+
+
+def tile(weight: torch.Tensor, into: Packed | None = None) -> Packed:
+    """Lay a weight [M, K] of bfloat16 in tiles, K a multiple of 32; ``into`` as in ``pack``."""
+    weight = weight.contiguous()
+    outputs, size = map(_long, weight.shape)
+    if into is None:
+        library().tiled_size.restype = ctypes.c_long
+        numbers = library().tiled_size(outputs, size)
+        into = Packed(lazy_zeros((numbers,), weight.dtype, weight.device), None)
+    library().lay_tiles(_at(weight), outputs, size, _at(into.numbers), _threads())
     return into
 
 
@@ -89,15 +109,16 @@ def linear(
 
     weight [M, K] is multiplied by as it is, or by what it was packed to.
     """
-    stored = weight
+    stored, kind = weight, TYPES[weight.dtype]
     if packed is not None:
-        stored, scale = packed.integers, packed.steps
+        stored, scale = packed.numbers, packed.steps
+        kind = TILED if scale is None else TYPES[stored.dtype]
     return Linear(
         stored.data_ptr(),
         None if bias is None else bias.data_ptr(),
         None if scale is None else scale.data_ptr(),
         *weight.shape,
-        TYPES[stored.dtype],
+        kind,
     )
 
 

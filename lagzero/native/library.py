@@ -17,7 +17,6 @@ import torch  # loads the OpenMP runtime whose threads the library shares
 SOURCES = (
     "decoder.c",
     "amx.h",
-    "amx_rows.h",
     "attend_back.h",
     "attention.h",
     "backward.h",
@@ -28,6 +27,8 @@ SOURCES = (
     "rows.h",
     "sampling.h",
     "scores.h",
+    "tile_rows.h",
+    "unit.h",
     "vectors.h",
 )
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-std=gnu11")

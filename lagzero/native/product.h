@@ -1,6 +1,6 @@
 /* y = x W^T + b for few or many tokens: tiles of the weight's rows and the tokens. */
 #pragma once
-#include "amx_rows.h"
+#include "tile_rows.h"
 #include "int16.h"
 
 #ifdef __AVX512F__
@@ -13,11 +13,6 @@
 #define STRIP 12 /* tokens that meet a block while both are in cache */
 #define PANEL (48 << 10) /* numbers of the tokens that a block meets before the next block */
 #define GROUP (512 << 10) /* numbers of a weight that all tokens meet before the next ones */
-#if defined(__AVX512BF16__)
-#define PAIRED 1 /* products of bfloat16 weights take bfloat16 inputs, two at once */
-#else
-#define PAIRED 0
-#endif
 
 static const long sizes[] = {4, 2, 1}; /* bytes of a weight's number, by type */
 
@@ -70,33 +65,6 @@ INLINE void dot(const void *weight, const void *x, long inputs, int type, int ro
                     load_one(weight, a * inputs + i, type) * input[b * inputs + i];
 }
 
-#if PAIRED
-/* The same of bfloat16 weights and inputs, whose number is a multiple of 32. */
-INLINE void dot_pairs(const void *weight, const void *x, long inputs, int rows, int columns,
-                      int first, float *sums) {
-    vf total[ROWS][COLUMNS] = {};
-    __m512bh each[COLUMNS];
-    const uint16_t *of = weight, *input = x;
-    for (long i = 0; i < inputs; i += 32) {
-#pragma GCC unroll 8
-        for (int b = 0; b < columns; b++)
-            each[b] = (__m512bh)held((vf)_mm512_loadu_si512(input + b * inputs + i));
-#pragma GCC unroll 8
-        for (int a = 0; a < rows; a++) {
-            if (first) fetch_next(weight, inputs, a, i, sizes[BF16]);
-            __m512bh w = (__m512bh)held((vf)_mm512_loadu_si512(of + a * inputs + i));
-#pragma GCC unroll 8
-            for (int b = 0; b < columns; b++)
-                total[a][b] = (vf)_mm512_dpbf16_ps((__m512)total[a][b], w, each[b]);
-        }
-    }
-    add_up(total, rows, columns, sums);
-}
-#define DOT_BF16 dot_pairs(weight, x, inputs, rows, columns, first, sums)
-#else
-#define DOT_BF16 dot(weight, x, inputs, BF16, rows, columns, first, sums)
-#endif
-
 /* Compiled once for each number of columns, apart from all else, so that its sums get registers;
  * and once more for the first tokens that meet a tile. */
 typedef void Dot(const void *weight, const void *x, long inputs, float *sums);
@@ -107,8 +75,7 @@ typedef void Dot(const void *weight, const void *x, long inputs, float *sums);
     }                                                                                              \
     static __attribute__((noinline)) void NAME##_bf16(const void *weight, const void *x,           \
                                                       long inputs, float *sums) {                  \
-        const int rows = ROWS_, columns = COLUMNS_, first = FIRST;                                 \
-        DOT_BF16;                                                                                  \
+        dot(weight, x, inputs, BF16, ROWS_, COLUMNS_, FIRST, sums);                                \
     }                                                                                              \
     static __attribute__((noinline)) void NAME##_int8(const void *weight, const void *x,           \
                                                       long inputs, float *sums) {                  \
@@ -135,13 +102,12 @@ static Dot *const dots[2][3][COLUMNS + 1] = {TABLES(), TABLES(first_)};
 
 /* Rows from ``row`` on times ``columns`` tokens from ``t`` on. */
 static void tile(const Linear *of, int rows, int columns, long row, long t, int first,
-                 const void *x, float *y, int round_to) {
+                 const float *x, float *y, int round_to) {
     const long inputs = of->inputs;
     const int type = (int)of->type;
     float sums[ROWS * COLUMNS + LANES], scale[ROWS], bias[ROWS];
-    const char *from = (const char *)x + t * inputs * (PAIRED && type == BF16 ? 2 : 4);
     const char *weight = (const char *)of->weight + row * inputs * sizes[type];
-    dots[first][type][rows == 1 ? 0 : columns](weight, from, inputs, sums);
+    dots[first][type][rows == 1 ? 0 : columns](weight, x + t * inputs, inputs, sums);
     for (int a = 0; a < rows; a++) {
         scale[a] = type == INT8 ? of->scale[row + a] : 1;
         bias[a] = of->bias ? load_one(of->bias, row + a, round_to) : 0;
@@ -155,7 +121,7 @@ static void tile(const Linear *of, int rows, int columns, long row, long t, int 
 
 /* A block of rows times tokens first_token to last_token - 1. */
 ONCE static void block(const Linear *of, long first, long first_token, long last_token,
-                       const void *x, float *y, int round_to) {
+                       const float *x, float *y, int round_to) {
     long end = first + BLOCK < of->rows ? first + BLOCK : of->rows;
     for (long strip = first_token; strip < last_token; strip += STRIP) {
         long last = strip + STRIP < last_token ? strip + STRIP : last_token;
@@ -179,10 +145,7 @@ static void narrow(const Linear *of, Inputs in, long t) {
     uint16_t *to = in.pairs + t * size;
     if (of->type == INT16)
         quantise(x, size, F32, (int16_t *)to, in.steps + t * chunks_of(size));
-    if (in_tiles(of))
-        pair_up(x, size, in.pairs, t);
-    else if (PAIRED && of->type == BF16)
-        for (long i = 0; i < size; i++) store_one(to, i, x[i], BF16);
+    if (in_tiles(of)) take_in(x, size, in.pairs, t);
 }
 
 /* y [num, rows] = x [num, inputs] weight^T + bias, shared out among the team; no barrier after it.
@@ -195,10 +158,9 @@ static void multiply(const Linear *of, long num, Inputs in, float *y, int round_
         return;
     }
     if (in_tiles(of)) {
-        multiply_amx(of, num, in.pairs, y, round_to);
+        multiply_tiles(of, num, in.pairs, y, round_to);
         return;
     }
-    const void *inputs = PAIRED && of->type == BF16 ? (const void *)in.pairs : in.wide;
     long blocks = (of->rows + BLOCK - 1) / BLOCK, panel = PANEL / of->inputs / STRIP * STRIP;
     if (panel < STRIP) panel = STRIP;
     long panels = (num + panel - 1) / panel, group = GROUP / (BLOCK * of->inputs) + 1;
@@ -207,6 +169,6 @@ static void multiply(const Linear *of, long num, Inputs in, float *y, int round_
         long start = work / (group * panels) * group; /* the first block of its group */
         long size = start + group < blocks ? group : blocks - start, at = work - start * panels;
         long token = at / size * panel, end = token + panel < num ? token + panel : num;
-        block(of, (start + at % size) * BLOCK, token, end, inputs, y, round_to);
+        block(of, (start + at % size) * BLOCK, token, end, in.wide, y, round_to);
     }
 }

@@ -88,8 +88,10 @@ INLINE void gated_as(const void *gate, const void *up, long size, int held, int 
 ONCE static void gated(const void *gate, const void *up, long size, int held, int type, void *to)
     BY_TYPES(gated_as, gate, up, size)
 
+/* Whether a weight is paired for the rows. The matrix unit takes few rows as a decoder does. */
 static int goes_many(const Linear *of, long num, long x_type) {
-    return has_tiles && of->type == BF16 && x_type == BF16 && num >= MANY && of->inputs <= DEEP;
+    const int enough = AMX ? num >= MANY && of->inputs <= DEEP : of->inputs <= DEEPEST;
+    return has_tiles && of->type == BF16 && x_type == BF16 && enough;
 }
 
 /* Floats of ``space`` for multiply_rows. */

@@ -11,7 +11,11 @@
 #else
 #define HEADS 1 /* 8 sums and 2 operands fit 16 */
 #endif
-/* Scores of a bfloat16 cache take bfloat16 queries, two numbers at once. */
+#if defined(__AVX512BF16__)
+#define PAIRED 1 /* scores of a bfloat16 cache take bfloat16 queries, two numbers at once */
+#else
+#define PAIRED 0
+#endif
 #define IN_PAIRS(type) (PAIRED && (type) == BF16)
 
 /* 2 LANES numbers of 16 bits, or the 16 that are left, and zeros. */
@@ -109,25 +113,58 @@ INLINE void score_int16(const int16_t *keys, const int64_t *places, const float 
     }
 }
 
+/* 2 LANES numbers that are two vectors, as those at even places and those at odd ones, and back. */
+#if PAIRED
+INLINE void part_places(vf *low, vf *high) {
+    const vi even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    const vf first = __builtin_shuffle(*low, *high, even);
+    *high = __builtin_shuffle(*low, *high, even + 1);
+    *low = first;
+}
+
+INLINE void join_places(vf *even, vf *odd) {
+    const vi low = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+    const vf first = __builtin_shuffle(*even, *odd, low);
+    *odd = __builtin_shuffle(*even, *odd, low + 8);
+    *even = first;
+}
+#endif
+
 /* out += values weighted by shares, in ``width`` lanes from ``from`` on, for each of some queries,
- * whose shares are ``apart``. */
+ * whose shares are ``apart``. Numbers of bfloat16 widen faster if those at even places are parted
+ * from the others meanwhile. */
 INLINE void weigh(const void *values, int type, const int64_t *places, long num,
                   const float *shares, long apart, int heads, long size, long from, int width,
                   float *out) {
+    const int parted = IN_PAIRS(type) && width == SLICE;
     vf sums[HEADS][SLICE / LANES], each[SLICE / LANES];
     for (int h = 0; h < heads; h++)
         for (int i = 0; i < width / LANES; i++)
             sums[h][i] = load(out, h * size + from + i * LANES, F32);
+#if PAIRED
+    for (int h = 0; h < heads * parted; h++)
+        for (int i = 0; i < SLICE / LANES; i += 2) part_places(sums[h] + i, sums[h] + i + 1);
+#endif
     for (long at = 0; at < num; at++) {
 #pragma GCC unroll 8
-        for (int i = 0; i < width / LANES; i++)
-            each[i] = held(load(values, places[at] + from + i * LANES, type));
+        for (int i = 0; i < width / LANES; i += 1 + parted)
+            if (parted) {
+                const vf both = held(*(const vf_any *)((const uint16_t *)values + places[at] + from
+                                                       + i * LANES));
+                each[i] = (vf)((vu)both << 16);
+                each[i + 1] = (vf)((vu)both & 0xffff0000u);
+            } else
+                each[i] = held(load(values, places[at] + from + i * LANES, type));
 #pragma GCC unroll 4
         for (int h = 0; h < heads; h++)
 #pragma GCC unroll 8
             for (int i = 0; i < width / LANES; i++)
                 sums[h][i] = fused(all(shares[h * apart + at]), each[i], sums[h][i]);
     }
+#if PAIRED
+    for (int h = 0; h < heads * parted; h++)
+        for (int i = 0; i < SLICE / LANES; i += 2) join_places(sums[h] + i, sums[h] + i + 1);
+#endif
     for (int h = 0; h < heads; h++)
         for (int i = 0; i < width / LANES; i++)
             store(out, h * size + from + i * LANES, sums[h][i], F32);

@@ -9,6 +9,9 @@ import torch
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.int16: 3}
 """How the library calls the types that weights, norms and caches are held in."""
 
+TILED = 4
+"""How it calls a bfloat16 weight that lies as its products take it."""
+
 NORMS = ("norm_in", "norm_mlp", "norm_query", "norm_key")
 LINEARS = ("query", "key", "value", "out", "gate", "up", "down")
 _SIZES = (

@@ -21,11 +21,12 @@ typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 typedef float vf_any __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
 typedef uint16_t vh_any __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef int32_t int_any __attribute__((aligned(2), may_alias));
 typedef int16_t vs __attribute__((vector_size(2 * LANES)));
 typedef int16_t vs_any __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 typedef int8_t vc_any __attribute__((vector_size(LANES), aligned(1), may_alias));
 
-enum { F32 = 0, BF16 = 1, INT8 = 2, INT16 = 3 };
+enum { F32 = 0, BF16 = 1, INT8 = 2, INT16 = 3, TILED = 4 };
 
 /* In a register: else gcc reads an operand from memory again for each use, twice as many loads. */
 INLINE vf held(vf v) {

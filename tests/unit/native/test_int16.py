@@ -138,9 +138,9 @@ def test_packing_again_takes_the_same_memory_and_forgets_the_old_weight():
     packed = kernels.pack(first)
     again = kernels.pack(second, packed)
     fresh = kernels.pack(second)
-    assert again.integers.data_ptr() == packed.integers.data_ptr()
+    assert again.numbers.data_ptr() == packed.numbers.data_ptr()
     num = 48 * 64  # whole groups of rows; those filled up differ with the machine
-    assert torch.equal(again.integers[:num], fresh.integers[:num])
+    assert torch.equal(again.numbers[:num], fresh.numbers[:num])
 
 
 def attention(page_size: int, query, key, value, attend, window=None):

@@ -44,6 +44,45 @@ def test_many_rows_have_the_bits_of_few(on_threads, num, outputs, inputs, thread
     assert (off <= exact.abs() * (0 if wide else 2**-8) + sums * 2**-20 + 2**-20).all()
 
 
+@given(
+    num=st.one_of(st.integers(0, 20), st.integers(40, 130)),
+    outputs=st.one_of(st.integers(1, 90), st.integers(250, 290)),
+    inputs=st.sampled_from([32, 96, 576]),
+    threads=st.integers(1, 3),
+    wide=st.booleans(),
+    biased=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_weight_in_tiles_gives_the_bits_of_the_weight_itself(
+    on_threads, num, outputs, inputs, threads, wide, biased
+):
+    """A decoder's weights lie in tiles where the processor likes it; a trainer's do not."""
+    x, w = random(num, inputs), random(outputs, inputs, seed=1)
+    bias = random(outputs, seed=2) if biased else None
+    if not kernels.takes_tiles(w):
+        pytest.skip("a decoder takes weights as they lie here")
+    tiled = kernels.tile(w)
+    found = on_threads(threads, kernels.multiply, x, w, bias, wide, tiled)
+    assert torch.equal(found, kernels.multiply(x, w, bias, wide))
+    other = random(outputs, inputs, seed=3)
+    assert kernels.tile(other, tiled).numbers.data_ptr() == tiled.numbers.data_ptr()
+    assert torch.equal(kernels.multiply(x, w, None, packed=tiled), kernels.multiply(x, other, None))
+
+
+@pytest.mark.parametrize("inputs", [20_000, 32_768, 32_800])
+def test_sums_of_very_many_inputs_fit_a_threads_memory(on_threads, inputs):
+    x, w = random(40, inputs), random(50, inputs, seed=1)
+    tiled = kernels.tile(w) if kernels.takes_tiles(w) else None
+    found = on_threads(2, kernels.multiply, x, w, None, True)
+    assert torch.equal(kernels.multiply(x, w, None, True, tiled), found)
+    exact, sums = x.double() @ w.double().t(), x.double().abs() @ w.double().abs().t()
+    assert ((found.double() - exact).abs() <= sums * 2**-16).all()
+
+
+def test_weights_that_are_not_bfloat16_are_taken_as_they_lie():
+    assert not kernels.takes_tiles(random(64, 64, dtype=WIDE))
+
+
 def test_rows_that_are_no_numbers_spoil_no_others():
     x, w = random(300, 64), random(70, 64)
     clean = kernels.multiply(x, w, None)
