@@ -98,6 +98,8 @@ class Engine:
         self._speculation = speculation
         self._shapes = probe_kv_shapes(policy).shapes
         self._cache: KVCache | None = None
+        if policy.native is not None:
+            policy.native.weights_changed()  # since an engine before this one, perhaps
         num_pages = -(-limits.kv_cache_tokens // limits.page_size)
         self._scheduler = Scheduler(
             PagePool(num_pages, limits.page_size),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from lagzero.config import LoraConfig
+from lagzero.engine.engine import Engine, EngineLimits
 from lagzero.errors import LagzeroError
 from lagzero.native import decoder as native
 from lagzero.native import kernels
@@ -102,6 +103,16 @@ def test_they_are_in_any_traffic(seed, temperature, dtype):
     policy = in_c("qwen3", dtype)
     traffic = replace(LIVELY, num_tokens=20, temperature=temperature)
     assert compare(policy, play(policy, traffic, seed), traffic, seed).num_different == 0
+
+
+@pytest.mark.parametrize("products", ["same", "int16"])
+def test_an_engine_samples_from_the_weights_that_it_was_made_for(products: ProductType):
+    """Not from what was laid out for an engine before it whose cache lay in the same place."""
+    policy = in_c("llama", torch.bfloat16, products=products)
+    play(policy, STILL, 1)
+    assert policy.native is not None and policy.native._places
+    Engine(policy, None, EngineLimits())  # type: ignore[arg-type]
+    assert not policy.native._places  # the next step lays them out anew
 
 
 def test_integers_are_closer_to_float32_than_bfloat16_is():
