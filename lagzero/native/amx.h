@@ -127,11 +127,11 @@ INLINE void add_block(const Product *p, long first, long end, int kind) {
         for (long t = p->begin; t < p->last; t += TWO, at ^= 1) {
             const Right tokens = {(const char *)(p->x + t * inputs), TILE * inputs * 2,
                                   t + TILE < p->last ? 2 : 1, 0, 0};
-            const Sums to = {sums[at], TWO, 1};
+            const Sums to = {sums[at], TWO, 1, 0, 0};
             long part = 0;
             begin_sums(weight, to);
             for (long tile = 0; tile < tiles; tile++) {
-                add_step(weight, tokens, tiles, tile, to);
+                add_step(&weight, &tokens, tiles, tile, &to);
                 ask_for(weight, next, ahead, tile);
                 for (; part * tiles < (tile + 1) * parts; part++)
                     write_part(p, waiting, part, kind);

@@ -49,11 +49,15 @@ static void turn_tile(const void *from, long bytes, long rows, char *to) {
 }
 
 /* Rows [num, size] of a weight as columns, paired: of each TILE of them ``size`` inputs. Filled up by
- * zeros. */
+ * zeros. The next rows are asked of memory meanwhile, as many lines as a tile has. */
 INLINE void turn_rows(const uint16_t *weight, long num, long size, char *to) {
     for (long row = 0; row < num; row += TILE)
-        for (long i = 0; i < size; i += TWO)
+        for (long i = 0; i < size; i += TWO) {
+            const char *next = (const char *)(weight + (row + TILE) * size + i * TILE);
+            for (long line = 0; line < TILE && row + TILE < num; line++)
+                __builtin_prefetch(next + line * LINE);
             turn_tile(weight + row * size + i, size * 2, num - row, to + row * size * 2 + i * TWO);
+        }
 }
 
 /* A product of rows [num, size] that lie as they are, and paired columns of that depth. */
@@ -97,9 +101,10 @@ INLINE void write_rows(const Rows *of, WaitingRows waiting, long part) {
         }
 }
 
-/* Sums are written while the next are being added up. */
+/* Sums are written while the next are being added up, if not at once. */
 static void multiply_paired(const Rows *of) {
     if (!of->num) return;
+    const int at_once = !AMX && of->type == BF16 && !of->bias && of->columns % TILE == 0;
     const long size = of->size, tiles = size / TWO, steps = num_steps(tiles);
     const long blocks = (of->columns + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS;
     const long wide = (of->columns + blocks * TILE - 1) / (blocks * TILE) * TILE;
@@ -116,20 +121,21 @@ static void multiply_paired(const Rows *of) {
             const Right right = {of->paired + from * size * 2, TILE * size * 2,
                                  (end - from + TILE - 1) / TILE,
                                  of->next + t / AT_ONCE * lines * tiles * LINE, lines};
-            const Sums to = {sums[at], BLOCK_COLUMNS, 1};
+            const Sums to = {sums[at], BLOCK_COLUMNS, 1,
+                             at_once ? (uint16_t *)of->to + t * of->stride + from : 0, of->stride};
             long part = 0;
             begin_sums(left, to);
             for (long step = 0; step < steps; step++) {
-                add_step(left, right, tiles, step, to);
-                for (; part * steps < (step + 1) * ROW_PARTS; part++)
+                add_step(&left, &right, tiles, step, &to);
+                for (; !at_once && part * steps < (step + 1) * ROW_PARTS; part++)
                     write_rows(of, waiting, part);
             }
             end_sums(left, to);
-            waiting = (WaitingRows){sums[at], t, from, end};
+            if (!at_once) waiting = (WaitingRows){sums[at], t, from, end};
         }
     }
     end_rows();
-    for (long part = 0; part < ROW_PARTS; part++) write_rows(of, waiting, part);
+    for (long part = 0; part < ROW_PARTS * !at_once; part++) write_rows(of, waiting, part);
 }
 
 /* How many columns a thread pairs at once, for num rows that each meet all of them, since to pair

@@ -25,8 +25,10 @@ typedef struct { const char *upper, *lower; long num_upper, num_lower, stride, s
  * ``next`` on, that are asked for with each tile of inputs. */
 typedef struct { const char *first; long apart, num; const char *next; long lines; } Right;
 
-/* Where sums [2 HALF][apart] are, and whether they begin at 0 or at what is there. */
-typedef struct { float *at; long apart, fresh; } Sums;
+/* Where sums [2 HALF][apart] are, and whether they begin at 0 or at what is there. Without a matrix
+ * unit those that begin at 0 go, if ``rounded`` is not null, there instead: as rows of bfloat16, so
+ * many numbers from row to row. */
+typedef struct { float *at; long apart, fresh; uint16_t *rounded; long line; } Sums;
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
 #include <sys/syscall.h>
@@ -81,13 +83,13 @@ INLINE void begin_sums(Left a, Sums to) {
 /* Products are added up in steps: here, of a tile of inputs for all sums. */
 INLINE long num_steps(long tiles) { return tiles; }
 
-INLINE void add_step(Left a, Right b, long tiles, long step, Sums to) {
-    const char *left = b.first + step * TILE_BYTES, *lower = a.num_lower ? a.lower : a.upper;
+INLINE void add_step(const Left *a, const Right *b, long tiles, long step, const Sums *to) {
+    const char *left = b->first + step * TILE_BYTES, *lower = a->num_lower ? a->lower : a->upper;
     (void)tiles, (void)to;
-    _tile_loadd(4, a.upper + step * a.step, a.stride);
+    _tile_loadd(4, a->upper + step * a->step, a->stride);
     _tile_loadd(6, left, 64);
-    _tile_loadd(7, b.num > 1 ? left + b.apart : left, 64);
-    _tile_loadd(5, lower + step * a.step, a.stride);
+    _tile_loadd(7, b->num > 1 ? left + b->apart : left, 64);
+    _tile_loadd(5, lower + step * a->step, a->stride);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
@@ -107,25 +109,49 @@ INLINE void end_rows(void) {}
 INLINE void begin_sums(Left a, Sums to) { (void)a, (void)to; }
 INLINE void end_sums(Left a, Sums to) { (void)a, (void)to; }
 
-/* sums += left right of ``rows`` rows and ``columns`` tiles of columns, over all inputs. */
-INLINE void sum_up(const char *left, long stride, long step, Right b, long tiles, int rows,
-                   int columns, Sums to) {
+/* Sums of some rows and ``columns`` tiles, rounded. */
+INLINE void round_sums(vf total[AT_ONCE][BLOCK_COLUMNS / TILE], int rows, int columns, uint16_t *to,
+                       long line) {
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int c = 0; c < columns; c += 2) {
+            uint16_t *at = to + r * line + c * TILE;
+            const __m512 first = (__m512)total[r][c];
+            if (c + 1 < columns)
+                _mm512_storeu_si512(
+                    at, (__m512i)_mm512_cvtne2ps_pbh((__m512)total[r][c + 1], first));
+            else
+                _mm256_storeu_si256((__m256i *)at, (__m256i)_mm512_cvtneps_pbh(first));
+        }
+}
+
+/* sums += left right of ``rows`` rows and ``columns`` tiles of columns, over all inputs. What it is
+ * told comes by address: to copy a structure waits for whatever was written before. */
+INLINE void sum_up(const Left *of, const Right *b, long tiles, long step, const Sums *to, int rows,
+                   int columns) {
+    const long row = step * AT_ONCE % HALF, below = step * AT_ONCE / HALF;
+    const long at = below * HALF + row, stride = of->stride, apart = b->apart, lines = b->lines;
+    const long left_step = of->step, sums_apart = to->apart;
+    const char *left = (below ? of->lower : of->upper) + row * stride, *first = b->first;
+    const char *next = b->next + step * tiles * lines * LINE;
+    float *sums = to->at + at * sums_apart;
     vf total[AT_ONCE][BLOCK_COLUMNS / TILE] = {};
     __m512bh each[BLOCK_COLUMNS / TILE];
-    if (!to.fresh)
+    if (!to->fresh)
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
             for (int c = 0; c < columns; c++)
-                total[r][c] = *(const vf_any *)(to.at + r * to.apart + c * TILE);
+                total[r][c] = *(const vf_any *)(sums + r * sums_apart + c * TILE);
     for (long tile = 0; tile < tiles; tile++) {
-        const char *a = left + tile * step, *of_tile = b.first + tile * TILE_BYTES;
-        for (long i = 0; i < b.lines; i++, b.next += LINE) __builtin_prefetch(b.next, 0, 2);
+        const char *a = left + tile * left_step, *of_tile = first + tile * TILE_BYTES;
+        for (long i = 0; i < lines; i++, next += LINE) __builtin_prefetch(next, 0, 2);
 #pragma GCC unroll 16
         for (long pair = 0; pair < TILE; pair++) {
 #pragma GCC unroll 8
             for (int c = 0; c < columns; c++)
-                each[c] = (__m512bh)_mm512_load_si512(of_tile + c * b.apart + pair * 64);
+                each[c] = (__m512bh)_mm512_load_si512(of_tile + c * apart + pair * 64);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 const int both = *(const int_any *)(a + r * stride + pair * 4);
@@ -136,19 +162,23 @@ INLINE void sum_up(const char *left, long stride, long step, Right b, long tiles
             }
         }
     }
+    if (to->rounded) {
+        round_sums(total, rows, columns, to->rounded + at * to->line, to->line);
+        return;
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
         for (int c = 0; c < columns; c++)
-            *(vf_any *)(to.at + r * to.apart + c * TILE) = total[r][c];
+            *(vf_any *)(sums + r * sums_apart + c * TILE) = total[r][c];
 }
 
 /* Compiled once for each number of rows and columns, so that all sums get registers. */
-typedef void SumUp(const char *left, long stride, long step, Right b, long tiles, Sums to);
+typedef void SumUp(const Left *a, const Right *b, long tiles, long step, const Sums *to);
 #define SUM_UP(ROWS_, COLUMNS_)                                                                    \
-    ONCE static void sum_up_##ROWS_##x##COLUMNS_(const char *left, long stride, long step,         \
-                                                 Right b, long tiles, Sums to) {                   \
-        sum_up(left, stride, step, b, tiles, ROWS_, COLUMNS_, to);                                 \
+    ONCE static void sum_up_##ROWS_##x##COLUMNS_(const Left *a, const Right *b, long tiles,        \
+                                                 long step, const Sums *to) {                      \
+        sum_up(a, b, tiles, step, to, ROWS_, COLUMNS_);                                            \
     }
 #define SUM_UP_ROWS(N) SUM_UP(N, 1) SUM_UP(N, 2) SUM_UP(N, 3) SUM_UP(N, 4)
 #define SUMS_OF_ROWS(N) {sum_up_##N##x1, sum_up_##N##x2, sum_up_##N##x3, sum_up_##N##x4}
@@ -160,21 +190,18 @@ static SumUp *const sums_up[AT_ONCE][BLOCK_COLUMNS / TILE] = {
 /* Products are added up in steps: here, of all inputs for some rows. */
 INLINE long num_steps(long tiles) { return (void)tiles, 2 * HALF / AT_ONCE; }
 
-INLINE void add_step(Left a, Right b, long tiles, long step, Sums to) {
+INLINE void add_step(const Left *a, const Right *b, long tiles, long step, const Sums *to) {
     const long row = step * AT_ONCE % HALF, below = step * AT_ONCE / HALF;
-    const long rows = at_most((below ? a.num_lower : a.num_upper) - row, AT_ONCE);
+    const long rows = at_most((below ? a->num_lower : a->num_upper) - row, AT_ONCE);
     if (rows <= 0) return;
-    to.at += (below * HALF + row) * to.apart;
-    b.next += step * tiles * b.lines * LINE;
-    sums_up[rows - 1][at_most(b.num, BLOCK_COLUMNS / TILE) - 1](
-        (below ? a.lower : a.upper) + row * a.stride, a.stride, a.step, b, tiles, to);
+    sums_up[rows - 1][at_most(b->num, BLOCK_COLUMNS / TILE) - 1](a, b, tiles, step, to);
 }
 #endif
 
 /* sums += left right over all inputs, or = if they are fresh. */
 INLINE void add_products(Left a, Right b, long tiles, Sums to) {
     begin_sums(a, to);
-    for (long step = 0; step < num_steps(tiles); step++) add_step(a, b, tiles, step, to);
+    for (long step = 0; step < num_steps(tiles); step++) add_step(&a, &b, tiles, step, &to);
     end_sums(a, to);
 }
 
